@@ -1,0 +1,1 @@
+"""The only packages that touch devices."""

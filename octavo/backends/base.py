@@ -1,0 +1,185 @@
+"""The joint between models and devices: ``Backend``, ``Ops``, ``KVCache``, and the row contract that every op obeys.
+
+**The row contract**: row i of any output depends only on row i of the input and, in attention, on its own sequence's
+blocks; bit for bit, whatever the other rows hold and however many there are. It follows that a request's output does not
+depend on batching, chunking, caching, preemption or speculation.
+
+Shapes: T tokens in the step, R rows, H hidden size, V vocabulary. Residual stream, linear outputs and logits are float32;
+``act`` is the compute dtype (bfloat16 or float32), which norms, gated activations and attention emit and ``linear`` takes.
+An op's result lives until the backend's next ``begin_step()``; copy what must outlive it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = Any
+"""A device tensor: a numpy array on the CPU, a torch tensor on CUDA."""
+
+Weight = Any
+"""A weight in the backend's own packed form; made by ``Backend.weight``, read by ``Ops.linear`` and ``Ops.embedding``."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """The shape of a KV cache: what one token costs and how many make a block."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: str
+    """"bfloat16" or "float32"."""
+
+    @property
+    def bytes_per_block(self) -> int:
+        itemsize = {"bfloat16": 2, "float32": 4}[self.dtype]
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """How one fused row of q, k and v is laid out: ``num_heads`` q heads, then ``num_kv_heads`` of k, then of v."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step as flat arrays, all int32. Sequence i owns the rows ``query_start[i]:query_start[i + 1]``.
+
+    ``slot_mapping[t]`` = block id * block size + offset, where token t's K and V go. ``seq_lens[i]`` counts the tokens that
+    sequence i's last row sees, itself included. ``logits_rows`` are the rows whose logits are wanted.
+    """
+
+    input_ids: Array
+    """[T]"""
+    positions: Array
+    """[T]"""
+    slot_mapping: Array
+    """[T]"""
+    query_start: Array
+    """[n + 1]"""
+    seq_lens: Array
+    """[n]"""
+    block_tables: Array
+    """[n, width]"""
+    logits_rows: Array
+    """[R]"""
+
+
+class KVCache(Protocol):
+    """Device blocks and host blocks of every layer. The layout is private to the backend."""
+
+    spec: KVCacheSpec
+    num_blocks: int
+    num_host_blocks: int
+
+
+class Graph(Protocol):
+    """A captured sequence of ops."""
+
+    def replay(self) -> None: ...
+
+
+class Ops(Protocol):
+    """Every computation a model needs. All obey the row contract."""
+
+    def embedding(self, ids: Array, table: Weight) -> Array:
+        """int32[T], [V, H] -> float32[T, H]"""
+        ...
+
+    def linear(self, x: Array, weight: Weight, *, bias: Array | None = None, residual: Array | None = None) -> Array:
+        """act[T, K] times weight[N, K] transposed -> float32[T, N]; plus bias float32[N]; plus residual float32[T, N], whose
+        memory the result may take over."""
+        ...
+
+    def rms_norm(self, x: Array, weight: Array, *, eps: float) -> Array:
+        """float32[T, H] -> act[T, H]: x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019)."""
+        ...
+
+    def head_norm(self, qkv: Array, weight: Array, shape: AttentionShape, *, part: str, eps: float) -> None:
+        """RMS norm of every q head (``part`` "q") or k head ("k") of qkv float32[T, *], in place; weight float32[head_dim]."""
+        ...
+
+    def rotary(self, qkv: Array, positions: Array, cos_sin: Array, shape: AttentionShape) -> None:
+        """Rotate the q and k heads of qkv float32[T, *] in place (Su et al. 2021, the half-split form of Llama checkpoints).
+        cos_sin: float32[max positions, head_dim], the first half cosines, the second half sines."""
+        ...
+
+    def write_kv(self, cache: KVCache, layer: int, qkv: Array, slot_mapping: Array, shape: AttentionShape) -> None:
+        """Store each token's k and v in its slot."""
+        ...
+
+    def attention(
+        self, cache: KVCache, layer: int, qkv: Array, batch: Batch, shape: AttentionShape, *, scale: float, window: int | None
+    ) -> Array:
+        """Causal attention of every row over its own sequence's blocks, K and V always read from the cache, any mix of query
+        lengths, grouped heads, optional sliding window -> act[T, num_heads * head_dim]."""
+        ...
+
+    def silu_and_mul(self, gate_up: Array) -> Array:
+        """float32[T, 2I] -> act[T, I]: silu(first half) * second half."""
+        ...
+
+    def gather_rows(self, x: Array, rows: Array) -> Array:
+        """x[rows], same dtype."""
+        ...
+
+    def copy_blocks(self, cache: KVCache, copies: Any) -> None:
+        """Carry out a ``step.BlockCopies``: swap-out, swap-in, copy-on-write, in this order."""
+        ...
+
+    def argmax(self, logits: Array) -> Array:
+        """float32[R, V] -> int32[R]; the lowest index among equals."""
+        ...
+
+    def sample(
+        self, logits: Array, *, temperature: Array, top_k: Array, top_p: Array, min_p: Array, seeds: Array, positions: Array
+    ) -> Array:
+        """float32[R, V] -> int32[R]. One draw a row from softmax(logits / temperature) after top-k (0: off), then top-p, then
+        min-p; ties at a cut are kept by lowest index. Temperature below 1e-5: argmax. The uniform number is a counter-based
+        function of (seeds[i] uint64, positions[i] int64) alone. temperature, top_p, min_p: float32[R]; top_k: int32[R]."""
+        ...
+
+    def top_logprobs(self, logits: Array, chosen: Array, num: int) -> tuple[Array, Array, Array, Array]:
+        """Log-softmax of float32[R, V] -> (chosen's log-probability float32[R], chosen's rank int32[R] with 1 the likeliest,
+        ids int32[R, num] and log-probabilities float32[R, num] of the likeliest, in order; lowest index first among equals)."""
+        ...
+
+
+class Backend(Protocol):
+    """One device. Chosen once in ``build`` and passed down as an argument."""
+
+    ops: Ops
+    compute_dtype: str
+    """"bfloat16" or "float32": the dtype called act above."""
+
+    def describe(self) -> str:
+        """One line for people: the device, its instruction set, its threads."""
+        ...
+
+    def weight(self, layout: Any) -> Weight:
+        """Pack one canonical layout of ``octavo.quant.layouts`` (for now ``Dense``) for ``linear`` and ``embedding``."""
+        ...
+
+    def tensor(self, array: np.ndarray) -> Array:
+        """A small float32 tensor (norm weight, bias, rotary table) or an int32 one, on the device."""
+        ...
+
+    def to_host(self, array: Array) -> np.ndarray:
+        """A numpy copy, safe beyond the next ``begin_step()``."""
+        ...
+
+    def kv_cache(self, spec: KVCacheSpec, *, num_blocks: int, num_host_blocks: int) -> KVCache: ...
+
+    def available_memory(self) -> int:
+        """Bytes that this process may still use on the device: the machine's and any cgroup's limit considered."""
+        ...
+
+    def begin_step(self) -> None:
+        """From now on, memory of earlier results is reused."""
+        ...

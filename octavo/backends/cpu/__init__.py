@@ -1,0 +1,1 @@
+"""The native CPU backend: thin calls into ``octavo._native``."""

@@ -1,0 +1,1 @@
+"""The specification of every op in plain numpy float32: obvious, slow, the oracle of the op tests."""

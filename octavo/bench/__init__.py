@@ -1,0 +1,1 @@
+"""Measurements: throughput and its reports."""

@@ -1,0 +1,108 @@
+"""The user's choices (``EngineConfig``) and the model's facts (``ModelConfig``): frozen, validated, resolved once.
+
+A leaf: imports nothing of octavo and reads no file. Command-line flags and environment variables are derived from the
+fields here, so a default is written in one place.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Dtype = Literal["auto", "bfloat16", "float32", "half", "float16", "float"]
+PreemptionMode = Literal["auto", "recompute", "swap"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+class ConfigError(ValueError):
+    """The configuration cannot work. The message is one line and says what to change."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a user may choose about the engine. ``description`` is the help text of the flag of the same name."""
+
+    model: Annotated[str, Meta(description="demo model alias, directory, .gguf file or hub id")]
+    tokenizer: Annotated[str | None, Meta(description="directory or tokenizer.json to use instead of the model's own")] = None
+    revision: Annotated[str | None, Meta(description="hub revision (branch, tag or commit)")] = None
+    load_format: Annotated[
+        Literal["auto", "safetensors", "gguf", "dummy"], Meta(description="where weights come from; dummy: random")
+    ] = "auto"
+    dtype: Annotated[Dtype, Meta(description="of weights and activations; auto: bfloat16 unless the checkpoint is float32")] = "auto"
+    kv_cache_dtype: Annotated[Literal["auto", "bfloat16", "float32"], Meta(description="of the KV cache; auto: as dtype")] = "auto"
+    max_model_len: Annotated[int | None, Meta(ge=1, description="longest prompt plus output, in tokens; default: the model's")] = None
+    max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="sequences computed at once")] = 128
+    max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens computed in one step")] = 2048
+    enable_chunked_prefill: Annotated[bool, Meta(description="split long prompts over steps")] = True
+    block_size: Annotated[int, Meta(ge=1, le=256, description="tokens in one KV block")] = 16
+    enable_prefix_caching: Annotated[bool, Meta(description="keep finished blocks for prompts that begin alike")] = True
+    gpu_memory_utilization: Annotated[
+        float | None, Meta(gt=0, le=1, description="fraction of the device's usable memory for Octavo; default 0.4 on a CPU")
+    ] = None
+    kv_cache_memory_bytes: Annotated[int | None, Meta(ge=1, description="exact size of the KV cache in bytes")] = None
+    num_gpu_blocks_override: Annotated[int | None, Meta(ge=1, description="exact number of device blocks")] = None
+    swap_space: Annotated[float, Meta(ge=0, description="GiB of host memory for swapped-out blocks")] = 1.0
+    preemption_mode: Annotated[PreemptionMode, Meta(description="what happens to a group when blocks run out")] = "auto"
+    scheduling_policy: Annotated[SchedulingPolicy, Meta(description="order of the waiting queue")] = "fcfs"
+    async_scheduling: Annotated[bool, Meta(description="plan the next step while the current one is computed")] = True
+    spec_method: Annotated[Literal["ngram"] | None, Meta(description="speculative decoding: draft tokens by prompt lookup")] = None
+    spec_tokens: Annotated[int, Meta(ge=1, le=16, description="draft tokens a step, with --spec-method")] = 4
+    max_logprobs: Annotated[int, Meta(ge=0, le=20, description="most log-probabilities a request may ask for")] = 20
+    seed: Annotated[int, Meta(description="of requests that bring none, when run offline; of dummy weights")] = 0
+    backend: Annotated[Literal["cpu", "reference"], Meta(description="where ops run")] = "cpu"
+    isa: Annotated[
+        Literal["auto", "generic", "avx2", "avx512", "avx512_bf16", "amx"],
+        Meta(description="instruction set of the cpu backend; auto: the best this machine has"),
+    ] = "auto"
+    num_threads: Annotated[int | None, Meta(ge=1, description="compute threads; default: the cores this process may use")] = None
+    chat_template: Annotated[str | None, Meta(description="file with a Jinja chat template to use instead of the model's")] = None
+
+
+class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary position scaling, as in a checkpoint's ``rope_scaling``/``rope_parameters``."""
+
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn"]
+    factor: float = 1.0
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of one checkpoint, whatever file format they came from. Sizes are counts of elements."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] | None = None
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tie_word_embeddings: bool = False
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    default_sampling: dict[str, Any] = {}
+    """Sampling defaults of generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty."""
+
+    def window_of(self, layer: int) -> int | None:
+        """The sliding window of one layer in tokens, the current one included; None: the layer sees everything."""
+        if self.sliding_layers is not None and not self.sliding_layers[layer]:
+            return None
+        return self.sliding_window

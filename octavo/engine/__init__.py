@@ -1,0 +1,1 @@
+"""Decides: which sequences are computed in which step. Needs numpy at most; knows no device and no text."""

@@ -1,0 +1,1 @@
+"""Where steps run: behind the protocol in ``base``, in this process or elsewhere."""

@@ -1,0 +1,1 @@
+"""Which KV block belongs to whom. Pure ints; touches no tensor."""

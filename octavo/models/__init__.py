@@ -1,0 +1,1 @@
+"""One file a model family, one line each in the registry."""

@@ -1,0 +1,82 @@
+"""What comes out: ``TokenDelta`` from the engine to the API, ``RequestOutput`` to the user."""
+
+from typing import Literal
+
+import msgspec
+
+from octavo.step import TokenLogprobs
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """One request's times in seconds since its arrival, and what its KV cache cost.
+
+    ``queue_time`` ends when its first token was scheduled, ``first_token_time`` (TTFT) and ``finished_time`` when the first and
+    the last token were known. ``mean_itl`` is the mean time between tokens of one branch (inter-token latency).
+    """
+
+    arrival_time: float
+    queue_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    mean_itl: float | None = None
+    num_preemptions: int = 0
+    num_swaps: int = 0
+    num_cached_tokens: int = 0
+    blocks_allocated: int = 0
+    blocks_shared: int = 0
+    copy_on_writes: int = 0
+
+
+class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """New tokens of one branch of one request. ``finish_reason`` is set on the branch's last delta, ``metrics`` on the request's.
+
+    ``stop_reason`` is the id of the stop token that ended the branch (not set for the model's own end-of-sequence token).
+    ``prompt_logprobs`` comes once, on the request's first delta, and begins with the prompt's second token.
+    """
+
+    request_id: str
+    branch: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+    error: str | None = None
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """One token's log-probability, its rank in the vocabulary (1 = most likely) and its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class CompletionOutput(msgspec.Struct, kw_only=True):
+    """One generated sequence. ``stop_reason`` is the stop string or stop token id that ended it, else None."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+class RequestOutput(msgspec.Struct, kw_only=True):
+    """A request's prompt, its n outputs and its metrics."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    metrics: RequestMetrics | None = None
+    num_cached_tokens: int = 0

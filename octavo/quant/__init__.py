@@ -1,0 +1,1 @@
+"""Checkpoint formats to a few canonical compute layouts."""

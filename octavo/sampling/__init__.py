@@ -1,0 +1,1 @@
+"""Logits to tokens: one file a feature, in one ordered pipeline."""

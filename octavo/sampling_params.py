@@ -1,0 +1,134 @@
+"""What a client may ask of decoding: ``SamplingParams``, frozen and validated where it is made.
+
+Every refusal is a ``ParameterError`` that carries the name of the field, so that a server can put it in its error body.
+Knows nothing of the model: checks against a vocabulary or a context length happen where those are known.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 128
+
+
+class ParameterError(ValueError):
+    """A request's field has a value that cannot be honoured.
+
+    ``param`` is the field's name as the client wrote it, ``value`` what was given.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, value: Any = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.value = value
+
+
+def _require(ok: bool, message: str, param: str, value: Any) -> None:
+    if not ok:
+        raise ParameterError(f"{message}, got {value!r}.", param=param, value=value)
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    _require(math.isfinite(value) and low <= value <= high, f"{name} must be in [{low:g}, {high:g}]", name, value)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How tokens are drawn for one request. The names and defaults are those of vLLM's class of the same name.
+
+    ``temperature`` 0 is greedy decoding. ``top_k`` 0 or -1 is off. ``seed`` makes the draws reproducible: each is keyed by
+    (seed, branch, position), so neither the batch nor the schedule changes them. ``logprobs`` k returns the chosen token's
+    log-probability and the k most likely, taken from the model's logits before any of the filters below.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] | list[str] | str | None = None
+    stop_token_ids: tuple[int, ...] | list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | list[int] | None = None
+    bad_words: tuple[str, ...] | list[str] | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        self._normalize()
+        _require(1 <= self.n <= MAX_N, f"n must be between 1 and {MAX_N}", "n", self.n)
+        _in_range("temperature", self.temperature, 0.0, 2.0)
+        _require(math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0, "top_p must be in (0, 1]", "top_p", self.top_p)
+        _require(self.top_k >= 0, "top_k must be 0 or -1 (disable), or at least 1", "top_k", self.top_k)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        ok = math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0
+        _require(ok, "repetition_penalty must be greater than zero", "repetition_penalty", self.repetition_penalty)
+        _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed must fit in 64 bits", "seed", self.seed)
+        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens must be at least 1", "max_tokens", self.max_tokens)
+        _require(self.min_tokens >= 0, "min_tokens must be at least 0", "min_tokens", self.min_tokens)
+        ok = self.max_tokens is None or self.min_tokens <= self.max_tokens
+        _require(ok, f"min_tokens must be less than or equal to max_tokens={self.max_tokens}", "min_tokens", self.min_tokens)
+        self._check_lists()
+
+    def _normalize(self) -> None:
+        """Lists become tuples and aliases of "off" become one value, so that equal requests compare equal."""
+        for name in ("stop_token_ids", "allowed_token_ids", "bad_words"):
+            value = getattr(self, name)
+            if value is not None:
+                msgspec.structs.force_setattr(self, name, tuple(value) or None)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        msgspec.structs.force_setattr(self, "stop", stop or None)
+        if self.top_k == -1:
+            msgspec.structs.force_setattr(self, "top_k", 0)
+        if self.seed == -1:
+            msgspec.structs.force_setattr(self, "seed", None)
+
+    def _check_lists(self) -> None:
+        stop = self.stop or ()
+        _require(len(stop) <= MAX_STOP_STRINGS, f"stop must have at most {MAX_STOP_STRINGS} strings", "stop", len(stop))
+        _require("" not in stop, "stop cannot contain an empty string", "stop", "")
+        longest = max((len(s) for s in stop), default=0)
+        _require(longest <= MAX_STOP_CHARACTERS, f"a stop string has at most {MAX_STOP_CHARACTERS} characters", "stop", longest)
+        _require(not stop or self.detokenize, "stop strings need detokenize=True", "stop", list(stop))
+        bias = self.logit_bias or {}
+        _require(len(bias) <= MAX_LOGIT_BIAS, f"logit_bias must have at most {MAX_LOGIT_BIAS} entries", "logit_bias", len(bias))
+        for token_id, value in bias.items():
+            _require(math.isfinite(value) and -100 <= value <= 100, "logit_bias values must be in [-100, 100]", "logit_bias", value)
+            _require(token_id >= 0, "logit_bias token ids must not be negative", "logit_bias", token_id)
+        words = self.bad_words or ()
+        _require(len(words) <= MAX_BAD_WORDS, f"bad_words must have at most {MAX_BAD_WORDS} entries", "bad_words", len(words))
+        _require("" not in words, "bad_words cannot contain an empty string", "bad_words", "")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            lowest = min(getattr(self, name) or (0,))
+            _require(lowest >= 0, f"{name} must not be negative", name, lowest)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(value is None or value >= 0, f"{name} must be at least 0", name, value)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every draw is the argmax: temperatures below 1e-5 count as zero."""
+        return self.temperature < 1e-5
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a draw depends on the tokens before it beyond what the KV cache holds, so that it cannot be planned ahead."""
+        return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.bad_words)
+

@@ -1,0 +1,1 @@
+"""Computes one step: turns a plan into flat arrays, runs the model, samples."""
