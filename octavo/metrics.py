@@ -1,0 +1,79 @@
+"""What is counted: ``StepStats`` and ``EngineStats`` (engine to API), and histograms with fixed buckets.
+
+A leaf: plain numbers, no exporter. The engine fills ``EngineStats`` and sends it with its deltas; the server renders it.
+Counters only grow for the life of one engine process; gauges are the value after the last step.
+"""
+
+import bisect
+
+import msgspec
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The engine after a step. The first group are gauges, the second are counters since the engine was built.
+
+    ``blocks_*`` count device blocks: used + cached + free = total, where ``cached`` blocks are free to take but keep a prefix,
+    and ``shared`` (a part of used) have more than one owner. ``token_slots_used`` are slots of used blocks that hold a token.
+    ``prefix_cache_queries`` and ``prefix_cache_hits`` are in tokens, swaps in blocks.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_swapped: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    blocks_shared: int = 0
+    blocks_cached: int = 0
+    blocks_free: int = 0
+    token_slots_used: int = 0
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    preemptions: int = 0
+    swaps_in: int = 0
+    swaps_out: int = 0
+    copy_on_writes: int = 0
+
+
+class StepStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step: what it computed and how long it took, in seconds."""
+
+    step_id: int = 0
+    num_sequences: int = 0
+    num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_generated: int = 0
+    seconds: float = 0.0
+    schedule_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    commit_seconds: float = 0.0
+
+
+class Histogram:
+    """Counts of values in fixed buckets. ``bounds`` are upper limits, inclusive, ascending; one more bucket holds the rest."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect.bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper limit as text, number of values up to it), the form that Prometheus wants."""
+        rows: list[tuple[str, float]] = []
+        running = 0
+        for bound, count in zip((*map(float, self.bounds), float("inf")), self.counts, strict=True):
+            running += count
+            rows.append(("+Inf" if bound == float("inf") else repr(bound), float(running)))
+        return rows
