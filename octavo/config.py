@@ -12,6 +12,8 @@ from msgspec import Meta
 Dtype = Literal["auto", "bfloat16", "float32", "half", "float16", "float"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+Positive = Annotated[int, Meta(ge=1)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
 
 
 class ConfigError(ValueError):
@@ -29,17 +31,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     dtype: Annotated[Dtype, Meta(description="of weights and activations; auto: bfloat16 unless the checkpoint is float32")] = "auto"
     kv_cache_dtype: Annotated[Literal["auto", "bfloat16", "float32"], Meta(description="of the KV cache; auto: as dtype")] = "auto"
-    max_model_len: Annotated[int | None, Meta(ge=1, description="longest prompt plus output, in tokens; default: the model's")] = None
+    max_model_len: Annotated[Positive | None, Meta(description="longest prompt plus output, in tokens; default: the model's")] = None
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="sequences computed at once")] = 128
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens computed in one step")] = 2048
     enable_chunked_prefill: Annotated[bool, Meta(description="split long prompts over steps")] = True
     block_size: Annotated[int, Meta(ge=1, le=256, description="tokens in one KV block")] = 16
     enable_prefix_caching: Annotated[bool, Meta(description="keep finished blocks for prompts that begin alike")] = True
     gpu_memory_utilization: Annotated[
-        float | None, Meta(gt=0, le=1, description="fraction of the device's usable memory for Octavo; default 0.4 on a CPU")
+        Fraction | None, Meta(description="fraction of the device's usable memory for Octavo; default 0.4 on a CPU")
     ] = None
-    kv_cache_memory_bytes: Annotated[int | None, Meta(ge=1, description="exact size of the KV cache in bytes")] = None
-    num_gpu_blocks_override: Annotated[int | None, Meta(ge=1, description="exact number of device blocks")] = None
+    kv_cache_memory_bytes: Annotated[Positive | None, Meta(description="exact size of the KV cache in bytes")] = None
+    num_gpu_blocks_override: Annotated[Positive | None, Meta(description="exact number of device blocks")] = None
     swap_space: Annotated[float, Meta(ge=0, description="GiB of host memory for swapped-out blocks")] = 1.0
     preemption_mode: Annotated[PreemptionMode, Meta(description="what happens to a group when blocks run out")] = "auto"
     scheduling_policy: Annotated[SchedulingPolicy, Meta(description="order of the waiting queue")] = "fcfs"
@@ -53,7 +55,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "generic", "avx2", "avx512", "avx512_bf16", "amx"],
         Meta(description="instruction set of the cpu backend; auto: the best this machine has"),
     ] = "auto"
-    num_threads: Annotated[int | None, Meta(ge=1, description="compute threads; default: the cores this process may use")] = None
+    num_threads: Annotated[Positive | None, Meta(description="compute threads; default: the cores this process may use")] = None
     chat_template: Annotated[str | None, Meta(description="file with a Jinja chat template to use instead of the model's")] = None
 
 
