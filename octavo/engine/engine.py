@@ -1,0 +1,62 @@
+"""The serving loop's heart: plan, compute, commit, with a queue of steps in flight between planning and committing.
+
+Owns the queue; the scheduler decides, the executor computes. One thread calls it. With one step in flight it is synchronous,
+with two the next step is planned while the current one is computed.
+"""
+
+from collections import deque
+from concurrent.futures import Future
+
+from octavo.engine.scheduler import Scheduler
+from octavo.executor.base import Executor
+from octavo.metrics import EngineStats
+from octavo.outputs import TokenDelta
+from octavo.request import Request
+from octavo.step import ModelOutput, SchedulerOutput
+
+
+class EngineStuckError(RuntimeError):
+    """There is work, nothing is in flight and nothing can be planned. A bug; waiting would never end it."""
+
+
+class Engine:
+    """``add`` and ``abort`` at any time, ``step`` while ``has_work``."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, *, max_in_flight: int = 1) -> None:
+        self.scheduler = scheduler
+        self._executor = executor
+        self._max_in_flight = max_in_flight
+        self._in_flight: deque[tuple[SchedulerOutput, Future[ModelOutput]]] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._in_flight)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ParameterError: it can never fit, or its id is taken.
+        """
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str, branch: int | None = None) -> None:
+        """End a request or one of its branches; its blocks are free at once. Unknown ids are ignored."""
+        self.scheduler.abort(request_id, branch)
+
+    def step(self) -> list[TokenDelta]:
+        """Plan as far ahead as allowed, wait for the oldest step in flight, and return what it brought for clients."""
+        while len(self._in_flight) < self._max_in_flight and (plan := self.scheduler.schedule()):
+            self._in_flight.append((plan, self._executor.submit(plan)))
+        if not self._in_flight:
+            if self.scheduler.has_work:
+                raise EngineStuckError("no sequence can be scheduled and none is in flight")
+            return []
+        plan, future = self._in_flight.popleft()
+        return self.scheduler.commit(plan, future.result())
+
+    def stats(self) -> EngineStats:
+        return self.scheduler.snapshot()
+
+    def shutdown(self) -> None:
+        self._executor.shutdown()

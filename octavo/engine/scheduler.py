@@ -1,0 +1,583 @@
+"""Which tokens of which sequences are computed next, and what becomes of the results.
+
+Owns every sequence and group and the three queues. Knows no device and no text. Every step gives each group, in the order of
+the policy, as many tokens as its sequences lack, within a token budget; when blocks run out, the last group in that order
+yields. Invariant: only a group without work in flight is preempted or swapped.
+"""
+
+import time
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+from octavo.config import EngineConfig
+from octavo.engine import decoding, ngram
+from octavo.engine.decoding import Planned
+from octavo.engine.policy import POLICIES
+from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup, branch_seed
+from octavo.engine.stopping import finish_reason
+from octavo.memory.kv_cache_manager import KVCacheManager, KVUsage
+from octavo.metrics import EngineStats
+from octavo.outputs import FinishReason, RequestMetrics, TokenDelta
+from octavo.request import Request
+from octavo.sampling_params import ParameterError
+from octavo.step import PENDING, ModelOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the scheduler was made. Prefix-cache queries and hits are in tokens."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    preemptions: int = 0
+
+
+class SwapCost:
+    """Whether moving a group to the host and back is cheaper than computing it again, from what steps have measured."""
+
+    def __init__(self) -> None:
+        self._seconds_per_token = 1e-3
+        self._seconds_per_block = 1e-4
+
+    def observe(self, plan: SchedulerOutput, output: ModelOutput) -> None:
+        num_copies = len(plan.copies.swap_in) + len(plan.copies.swap_out)
+        if num_copies:
+            self._seconds_per_block += 0.2 * (output.timings.copies / num_copies - self._seconds_per_block)
+        if plan.num_tokens >= 16:  # a few tokens cost what the weights cost, and say nothing about a long recomputation
+            self._seconds_per_token += 0.2 * (output.timings.forward / plan.num_tokens - self._seconds_per_token)
+
+    def prefers_swap(self, *, num_blocks: int, num_tokens: int) -> bool:
+        return 2 * num_blocks * self._seconds_per_block <= num_tokens * self._seconds_per_token
+
+
+class Scheduler:
+    """``schedule()`` makes plans, ``commit()`` takes their results, in the same order."""
+
+    def __init__(
+        self, config: EngineConfig, kv: KVCacheManager, *, max_model_len: int, eos_token_ids: tuple[int, ...] = ()
+    ) -> None:
+        self.kv = kv
+        self.counters = Counters()
+        self._config = config
+        self._max_model_len = max_model_len
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._key: Callable[[SequenceGroup], tuple[int, ...]] = POLICIES[config.scheduling_policy]
+        self._waiting: list[SequenceGroup] = []
+        self._running: list[SequenceGroup] = []
+        self._swapped: list[SequenceGroup] = []
+        self._groups: dict[str, SequenceGroup] = {}
+        self._planned: dict[int, tuple[SchedulerOutput, list[Planned]]] = {}
+        self._swap_cost = SwapCost()
+        self._orders = count()
+        self._seq_ids = count()
+        self._step_ids = count()
+
+    # ---------------------------------------------------------------------------------------------------- coming and going
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._groups)
+
+    @property
+    def live_sequences(self) -> list[Sequence]:
+        return [seq for group in self._groups.values() for seq in group.live]
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ParameterError: it can never fit, or its id is taken.
+        """
+        if request.id in self._groups:
+            raise ParameterError(f"request id {request.id!r} is already in use", param="request_id", value=request.id)
+        params, prompt_len = request.params, len(request.prompt_token_ids)
+        limit = self._max_model_len
+        if params.max_tokens is not None:
+            limit = min(limit, prompt_len + params.max_tokens)
+        num_sequences = 1 if params.greedy else params.n
+        self._refuse_what_never_fits(request, limit, num_sequences)
+        group = SequenceGroup(
+            request=request,
+            order=next(self._orders),
+            num_branches=params.n,
+            num_sequences=num_sequences,
+            max_tokens_total=limit,
+            plans_ahead=not params.needs_history and self._config.spec_method is None,
+        )
+        first = Sequence(
+            seq_id=next(self._seq_ids),
+            branch=0,
+            seed=branch_seed(request.seed, 0),
+            token_ids=list(request.prompt_token_ids),
+            prompt_len=prompt_len,
+            cache_root=self.kv.cache_root(request.cache_scope),
+            usage=KVUsage(),
+        )
+        group.sequences.append(first)
+        self._groups[request.id] = group
+        self._enqueue(group, GroupStatus.WAITING)
+
+    def _refuse_what_never_fits(self, request: Request, limit: int, num_sequences: int) -> None:
+        prompt_len = len(request.prompt_token_ids)
+        if prompt_len == 0:
+            raise ParameterError("The prompt is empty.", param="prompt", value="")
+        if prompt_len >= self._max_model_len:
+            raise ParameterError(
+                f"This model's maximum context length is {self._max_model_len} tokens. However, your prompt contains "
+                f"{prompt_len} input tokens, which leaves no room for output. Please reduce the length of the prompt.",
+                param="input_tokens",
+                value=prompt_len,
+            )
+        if num_sequences > self._config.max_num_seqs:
+            raise ParameterError(
+                f"n={num_sequences} sequences cannot run at once: max_num_seqs is {self._config.max_num_seqs}.",
+                param="n",
+                value=num_sequences,
+            )
+        shared = prompt_len // self.kv.block_size if num_sequences > 1 else 0
+        # The last token is never computed, so it needs no slot.
+        needed = shared + num_sequences * (self.kv.num_blocks_for(limit - 1) - shared)
+        if needed > self.kv.device.num_blocks:
+            raise ParameterError(
+                f"The request needs up to {needed} KV blocks of {self.kv.block_size} tokens ({num_sequences} x {limit} tokens), "
+                f"but there are only {self.kv.device.num_blocks}. Please reduce max_tokens, n or the prompt.",
+                param="max_tokens" if num_sequences == 1 else "n",
+                value=needed,
+            )
+
+    def abort(self, request_id: str, branch: int | None = None) -> None:
+        """End a request, or one branch of it, at once; unknown ids are ignored. No delta is sent for what is aborted."""
+        group = self._groups.get(request_id)
+        if group is None:
+            return
+        mirrored = group.num_branches > group.num_sequences
+        if branch is not None and (mirrored or not group.forked):
+            group.silenced.add(branch)
+            if len(group.silenced) < group.num_branches:
+                return
+            branch = None
+        for seq in group.live:
+            if branch is None or seq.branch == branch:
+                self._release(seq)
+        if not group.live:
+            self._retire(group)
+
+    def _release(self, seq: Sequence) -> None:
+        """Free at once, also with steps in flight: a late write can only touch a slot that is in no hashed block, because
+        the device runs plans in order."""
+        self.kv.free(seq)
+        seq.finished = True
+
+    def _retire(self, group: SequenceGroup) -> None:
+        self._queue_of(group).remove(group)
+        group.status = GroupStatus.FINISHED
+        del self._groups[group.request.id]
+
+    def _queue_of(self, group: SequenceGroup) -> list[SequenceGroup]:
+        queues = {GroupStatus.WAITING: self._waiting, GroupStatus.RUNNING: self._running, GroupStatus.SWAPPED: self._swapped}
+        return queues[group.status]
+
+    def _enqueue(self, group: SequenceGroup, status: GroupStatus) -> None:
+        group.status = status
+        insort(self._queue_of(group), group, key=self._key)
+
+    # ------------------------------------------------------------------------------------------------------------ planning
+
+    def schedule(self) -> SchedulerOutput | None:
+        """The next step, or None when nothing can be computed before a result arrives."""
+        budget, planned, scheduled = self._config.max_num_batched_tokens, [], []
+        budget, yielded = self._schedule_running(budget, planned, scheduled)
+        if not yielded:
+            self._resume_and_admit(budget, planned, scheduled)
+        if not scheduled and not self.kv.has_copies:
+            return None
+        plan = SchedulerOutput(
+            step_id=next(self._step_ids),
+            sequences=scheduled,
+            block_tables=self.kv.gather_tables([p.seq for p in planned]),
+            copies=self.kv.take_copies(),
+        )
+        self._planned[plan.step_id] = (plan, planned)
+        return plan
+
+    def _schedule_running(self, budget: int, planned: list[Planned], scheduled: list[ScheduledSequence]) -> tuple[int, bool]:
+        """Returns the budget that is left and whether a group had to yield, or must as soon as its work is done."""
+        yielded = False
+        decodes = self._num_decodes()
+        index = 0
+        while index < len(self._running) and budget > 0:
+            group = self._running[index]
+            index += 1
+            demand = self._demand(group, budget, decodes)
+            while demand and self.kv.demand(demand) > self.kv.device.num_free:
+                yielded = True
+                victim = self._running[-1]
+                if victim.num_in_flight:  # let the queue drain: nothing is planned for it or for anyone after this group
+                    return budget, True
+                self._preempt(victim)
+                if victim is group:
+                    return budget, True
+            for seq, num_tokens in demand:
+                budget -= num_tokens
+                decodes -= num_tokens == 1
+                self._plan(group, seq, num_tokens, planned, scheduled)
+        return budget, yielded
+
+    def _num_decodes(self) -> int:
+        """Running sequences that lack one token: the budget keeps a place for each, so that no long prompt stalls them."""
+        return sum(
+            len(seq.token_ids) + len(seq.drafts) - seq.num_computed == 1
+            for group in self._running
+            for seq in group.sequences
+            if not seq.finished
+        )
+
+    def _demand(self, group: SequenceGroup, budget: int, reserved: int) -> list[tuple[Sequence, int]]:
+        """How many tokens each sequence of the group should compute now. ``reserved`` of the budget is kept for decodes."""
+        demand = []
+        last_computed = group.max_tokens_total - 1  # nobody reads what the very last token would add to the cache
+        for seq in group.sequences:
+            if seq.finished or seq.num_computed >= min(len(seq.token_ids), last_computed):
+                continue
+            if not seq.blocks and group.forked and not self._rebuild(group, seq, demand):
+                continue
+            lacking = min(len(seq.token_ids) + len(seq.drafts), last_computed) - seq.num_computed
+            allowed = budget if lacking == 1 else max(1, budget - reserved)
+            num_tokens = min(lacking, allowed, budget)
+            if num_tokens < lacking and not self._config.enable_chunked_prefill:
+                break
+            if num_tokens > 0:
+                demand.append((seq, num_tokens))
+                budget -= num_tokens
+        return demand
+
+    def _rebuild(self, group: SequenceGroup, seq: Sequence, demand: list[tuple[Sequence, int]]) -> bool:
+        """Bring back a branch whose blocks were lost to recomputation; False: its turn comes later."""
+        if not any(sibling.blocks for sibling in group.live):
+            return not demand  # the first one starts on its own
+        source = decoding.rebuild_from(group, seq)
+        if source is None:
+            return False
+        self.kv.fork(source[0], seq, source[1])
+        return True
+
+    def _plan(
+        self,
+        group: SequenceGroup,
+        seq: Sequence,
+        num_tokens: int,
+        planned: list[Planned],
+        scheduled: list[ScheduledSequence],
+    ) -> None:
+        self.kv.allocate(seq, num_tokens)
+        self.kv.hold_row(seq)
+        start, known = seq.num_computed, len(seq.token_ids)
+        end = seq.num_computed = start + num_tokens
+        tokens = seq.token_ids[start:end]
+        if end > known:
+            tokens += seq.drafts[max(0, start - known) : end - known]
+        num_drafts = max(0, end - known)
+        targets: list[Sequence] = []
+        if end >= known:
+            if not group.forked:
+                decoding.fork_branches(group, seq, self.kv, self._seq_ids)
+                self.counters.prompt_tokens += seq.prompt_len
+                targets = list(group.sequences)
+            else:
+                targets = [seq]
+        planned.append(Planned(group, seq, end, targets, known, num_drafts))
+        scheduled.append(self._scheduled(group, seq, start, tokens, num_drafts, targets))
+        if targets and group.plans_ahead:
+            for target in targets:
+                target.token_ids.append(PENDING)
+        group.num_in_flight += 1
+        if not group.timings.first_scheduled:
+            group.timings.first_scheduled = time.monotonic()
+
+    def _scheduled(
+        self, group: SequenceGroup, seq: Sequence, start: int, tokens: list[int], num_drafts: int, targets: list[Sequence]
+    ) -> ScheduledSequence:
+        params, end = group.params, start + len(tokens)
+        prompt_targets = None
+        if params.prompt_logprobs is not None and start < seq.prompt_len - 1 and seq.branch == 0 and group.prompt_logprobs is not None:
+            prompt_targets = seq.token_ids[start + 1 : min(end + 1, seq.prompt_len)]
+        return ScheduledSequence(
+            seq_id=seq.seq_id,
+            row=seq.row,
+            start=start,
+            token_ids=tokens,
+            prompt_len=seq.prompt_len,
+            num_drafts=num_drafts,
+            sample_rows=tuple(t.row for t in targets),
+            seeds=tuple(t.seed for t in targets),
+            params=params if targets else None,
+            num_logprobs=params.logprobs if targets else None,
+            history=list(seq.token_ids) if targets and params.needs_history else None,
+            bad_words_token_ids=group.request.bad_words_token_ids if targets else (),
+            num_prompt_logprobs=params.prompt_logprobs if prompt_targets else None,
+            prompt_targets=prompt_targets,
+        )
+
+    # ------------------------------------------------------------------------------------------------ residence of groups
+
+    def _preempt(self, group: SequenceGroup) -> None:
+        """Take all blocks of an idle running group: move them to the host, or give them up and compute them again."""
+        self._running.remove(group)
+        live = group.live
+        group.num_preemptions += 1
+        self.counters.preemptions += 1
+        if self._should_swap(live):
+            self.kv.swap_out(live)
+            group.num_swaps += 1
+            self._enqueue(group, GroupStatus.SWAPPED)
+            return
+        for seq in live:
+            self.kv.free(seq)
+            seq.num_computed = 0
+            seq.drafts = []
+        if group.needs_prompt_logprobs:
+            group.prompt_logprobs = None
+        self._enqueue(group, GroupStatus.WAITING)
+
+    def _should_swap(self, live: list[Sequence]) -> bool:
+        num_blocks = self.kv.num_distinct_blocks(live)
+        if self._config.preemption_mode == "recompute" or num_blocks > self.kv.host.num_free:
+            return False
+        if self._config.preemption_mode == "swap":
+            return True
+        num_tokens = num_blocks * self.kv.block_size
+        return self._swap_cost.prefers_swap(num_blocks=num_blocks, num_tokens=num_tokens)
+
+    def _resume_and_admit(self, budget: int, planned: list[Planned], scheduled: list[ScheduledSequence]) -> None:
+        """Swapped and waiting groups, strictly in the policy's order: the first that does not fit ends it."""
+        while budget > 0:
+            resumable, admissible = self._swapped[:1], self._waiting[:1]
+            candidates = resumable + admissible
+            if not candidates:
+                return
+            group = min(candidates, key=self._key)
+            if self._num_rows_spoken_for() + group.width > self._config.max_num_seqs:
+                return
+            if group.status is GroupStatus.SWAPPED:
+                if not self._resume(group):
+                    return
+            elif not self._admit(group, budget):
+                return
+            demand = self._demand(group, budget, 0)
+            if self.kv.demand(demand) > self.kv.device.num_free:  # just swapped in: it goes on in the next step
+                return
+            for seq, num_tokens in demand:
+                budget -= num_tokens
+                self._plan(group, seq, num_tokens, planned, scheduled)
+
+    def _num_rows_spoken_for(self) -> int:
+        return sum(group.width for group in self._running)
+
+    def _slack(self) -> int:
+        """Free blocks to leave for what already runs. None when nothing does: an empty device refuses nobody."""
+        if not self._running:
+            return 0
+        promised = sum(
+            max(0, self.kv.num_blocks_for(len(seq.token_ids)) - len(seq.blocks))
+            for group in self._running
+            for seq in group.sequences
+            if not seq.finished
+        )
+        return promised + max(1, self.kv.device.num_blocks // 100)
+
+    def _resume(self, group: SequenceGroup) -> bool:
+        needed = self.kv.num_distinct_blocks(group.live) + len(group.live) * bool(self._running)
+        if needed + self._slack() > self.kv.device.num_free:
+            return False
+        self._swapped.remove(group)
+        self.kv.swap_in(group.live)
+        self._enqueue(group, GroupStatus.RUNNING)
+        return True
+
+    def _admit(self, group: SequenceGroup, budget: int) -> bool:
+        first = group.live[0]
+        wants_logits = group.needs_prompt_logprobs
+        if not wants_logits:
+            self.kv.match_prefix(first)
+        lacking = len(first.token_ids) - first.num_computed
+        fits = self.kv.demand([(first, lacking)]) + self._slack() <= self.kv.device.num_free
+        if not fits or (lacking > budget and not self._config.enable_chunked_prefill):
+            self.kv.free(first)
+            first.num_computed = 0
+            return False
+        if wants_logits:
+            group.prompt_logprobs = []
+        elif not group.num_preemptions:
+            group.num_cached_tokens = first.num_computed
+            self.counters.prefix_cache_queries += len(first.token_ids)
+            self.counters.prefix_cache_hits += first.num_computed
+        first.usage.shared += len(first.blocks)
+        self._waiting.remove(group)
+        self._enqueue(group, GroupStatus.RUNNING)
+        return True
+
+    # ------------------------------------------------------------------------------------------------------------- results
+
+    def commit(self, plan: SchedulerOutput, output: ModelOutput) -> list[TokenDelta]:
+        """Take the results of the oldest plan in flight; returns what is new for clients. Late results of finished
+        sequences are dropped."""
+        _, planned = self._planned.pop(plan.step_id)
+        self._swap_cost.observe(plan, output)
+        self.counters.steps += 1
+        now = time.monotonic()
+        deltas: list[TokenDelta] = []
+        for index, entry in enumerate(planned):
+            entry.group.num_in_flight -= 1
+            if entry.group.prompt_logprobs is not None and output.prompt_logprobs is not None:
+                entry.group.prompt_logprobs.extend(output.prompt_logprobs[index] or ())
+            logprobs = output.logprobs[index] if output.logprobs is not None else None
+            if entry.num_drafts:
+                self._commit_verified(entry, output.token_ids[index], logprobs, now, deltas)
+            else:
+                self._commit_drawn(entry, output.token_ids[index], logprobs, now, deltas)
+        return deltas
+
+    def _commit_drawn(
+        self, entry: Planned, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float, deltas: list[TokenDelta]
+    ) -> None:
+        if not entry.seq.finished:
+            self.kv.publish(entry.seq, entry.end)
+        for i, (seq, token) in enumerate(zip(entry.targets, tokens, strict=True)):
+            if not seq.finished:
+                decoding.place_drawn(entry, seq, token)
+                self._deliver(entry.group, seq, [token], entry.position, logprobs[i : i + 1] if logprobs else None, now, deltas)
+                if not seq.finished and not entry.group.plans_ahead:
+                    self._propose(entry.group, seq)
+
+    def _commit_verified(
+        self, entry: Planned, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float, deltas: list[TokenDelta]
+    ) -> None:
+        seq = entry.seq
+        if seq.finished:
+            return
+        decoding.place_verified(seq, tokens)
+        self.kv.publish(seq, seq.num_computed)
+        self._deliver(entry.group, seq, tokens, entry.position, logprobs, now, deltas)
+        if not seq.finished:
+            self._propose(entry.group, seq)
+
+    def _propose(self, group: SequenceGroup, seq: Sequence) -> None:
+        if self._config.spec_method is not None and not group.params.needs_history:
+            room = group.max_tokens_total - len(seq.token_ids) - 1
+            seq.drafts = ngram.propose(seq.token_ids, min(self._config.spec_tokens, room))
+
+    def _deliver(
+        self,
+        group: SequenceGroup,
+        seq: Sequence,
+        tokens: list[int],
+        position: int,
+        logprobs: list[TokenLogprobs] | None,
+        now: float,
+        deltas: list[TokenDelta],
+    ) -> None:
+        """Hand new tokens, the first of which has index ``position``, to the client, up to the one that ends the sequence."""
+        reason = stop_reason = None
+        for i in range(len(tokens)):
+            reason, stop_reason = finish_reason(group, seq, position + i + 1, self._eos_token_ids)
+            if reason is not None:
+                tokens = tokens[: i + 1] if reason != "error" else tokens[:i]
+                break
+        if logprobs is not None:
+            logprobs = logprobs[: len(tokens)]
+            seq.cumulative_logprob = (seq.cumulative_logprob or 0.0) + sum(entry.logprob for entry in logprobs)
+        if reason is not None:
+            del seq.token_ids[position + len(tokens) :]
+            self._release(seq)
+        self.counters.generation_tokens += len(tokens)
+        self._note_times(group, now)
+        metrics = self._metrics_at_end(group) if not group.live else None
+        self._emit(group, seq, deltas, tokens, logprobs, reason, stop_reason, metrics)
+        if metrics is not None:
+            self._retire(group)
+
+    def _emit(
+        self,
+        group: SequenceGroup,
+        seq: Sequence,
+        deltas: list[TokenDelta],
+        tokens: list[int],
+        logprobs: list[TokenLogprobs] | None,
+        reason: FinishReason | None,
+        stop_reason: int | None,
+        metrics: RequestMetrics | None,
+    ) -> None:
+        mirrored = group.num_branches > group.num_sequences
+        branches = [b for b in range(group.num_branches) if b not in group.silenced] if mirrored else [seq.branch]
+        for branch in branches:
+            deltas.append(
+                TokenDelta(
+                    request_id=group.request.id,
+                    branch=branch,
+                    token_ids=tokens,
+                    logprobs=logprobs,
+                    prompt_logprobs=group.prompt_logprobs,
+                    cumulative_logprob=seq.cumulative_logprob,
+                    finish_reason=reason,
+                    stop_reason=stop_reason,
+                    num_cached_tokens=group.num_cached_tokens,
+                    metrics=metrics if branch == branches[-1] else None,
+                )
+            )
+            group.prompt_logprobs = None
+
+    def _note_times(self, group: SequenceGroup, now: float) -> None:
+        if not group.timings.first_token:
+            group.timings.first_token = now
+        group.timings.last_token = now
+
+    def _metrics_at_end(self, group: SequenceGroup) -> RequestMetrics:
+        arrival, times, usage = group.request.arrival_time, group.timings, group.usage
+        longest = max(seq.num_output_tokens for seq in group.sequences)
+        return RequestMetrics(
+            arrival_time=arrival,
+            queue_time=times.first_scheduled - arrival,
+            first_token_time=times.first_token - arrival,
+            finished_time=times.last_token - arrival,
+            mean_itl=(times.last_token - times.first_token) / (longest - 1) if longest > 1 else None,
+            num_preemptions=group.num_preemptions,
+            num_swaps=group.num_swaps,
+            num_cached_tokens=group.num_cached_tokens,
+            blocks_allocated=usage.allocated,
+            blocks_shared=usage.shared,
+            copy_on_writes=usage.copy_on_writes,
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- statistics
+
+    def snapshot(self) -> EngineStats:
+        """The counters as they stand, with the gauges of this moment."""
+        kv = self.kv
+        resident = [seq for group in self._running for seq in group.sequences if not seq.finished]
+        counted = self.counters
+        return EngineStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_swapped=len(self._swapped),
+            blocks_total=kv.device.num_blocks,
+            blocks_used=kv.device.num_used,
+            blocks_shared=kv.device.num_shared,
+            blocks_cached=kv.device.num_cached,
+            blocks_free=kv.device.num_free - kv.device.num_cached,
+            token_slots_used=kv.token_slots_used(resident),
+            steps=counted.steps,
+            prompt_tokens=counted.prompt_tokens,
+            generation_tokens=counted.generation_tokens,
+            cached_prompt_tokens=counted.prefix_cache_hits,
+            prefix_cache_queries=counted.prefix_cache_queries,
+            prefix_cache_hits=counted.prefix_cache_hits,
+            preemptions=counted.preemptions,
+            swaps_in=kv.counters.swap_in,
+            swaps_out=kv.counters.swap_out,
+            copy_on_writes=kv.counters.copy_on_write,
+        )

@@ -1,0 +1,119 @@
+"""The engine's mutable records: ``Sequence`` (one branch of tokens) and ``SequenceGroup`` (all branches of one request).
+
+The scheduler owns them; the KV cache manager writes the fields that describe blocks. There is no phase: a sequence has
+tokens, some of them computed, and computed catches up with tokens.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from octavo.memory.block_pool import Block
+from octavo.memory.kv_cache_manager import KVUsage
+from octavo.request import Request
+from octavo.sampling_params import SamplingParams
+from octavo.step import TokenLogprobs
+
+_MASK64 = (1 << 64) - 1
+
+
+class GroupStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+
+
+def branch_seed(seed: int, branch: int) -> int:
+    """The uint64 seed of one branch: the request's own for branch 0, a mix for the others (splitmix64, Steele et al. 2014)."""
+    if branch == 0:
+        return seed & _MASK64
+    z = (seed + branch * 0x9E3779B97F4A7C15) & _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return z ^ (z >> 31)
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One branch. ``token_ids`` ends in placeholders (``step.PENDING``) while draws are in flight.
+
+    ``num_computed`` counts tokens whose K and V are stored or will be by a step already planned. ``drafts`` are guesses for
+    what follows ``token_ids``. The fields from ``blocks`` on belong to the KV cache manager.
+    """
+
+    seq_id: int
+    branch: int
+    seed: int
+    token_ids: list[int]
+    prompt_len: int
+    cache_root: bytes
+    usage: KVUsage
+    num_computed: int = 0
+    drafts: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    finished: bool = False
+    blocks: list[Block] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    row: int = -1
+    on_host: bool = False
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+
+@dataclass(eq=False, slots=True)
+class GroupTimings:
+    """Monotonic seconds; 0 means not yet."""
+
+    first_scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class SequenceGroup:
+    """One request's branches: scheduled, preempted and resumed together.
+
+    ``max_tokens_total`` bounds prompt plus output. ``num_branches`` is what the client sees, ``num_sequences`` what is
+    computed: greedy branches are equal, so one sequence stands for all. ``forked`` tells whether the branches exist yet.
+    """
+
+    request: Request
+    order: int
+    num_branches: int
+    num_sequences: int
+    max_tokens_total: int
+    plans_ahead: bool
+    sequences: list[Sequence] = field(default_factory=list)
+    status: GroupStatus = GroupStatus.WAITING
+    forked: bool = False
+    num_in_flight: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_swaps: int = 0
+    silenced: set[int] = field(default_factory=set)
+    timings: GroupTimings = field(default_factory=GroupTimings)
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def usage(self) -> KVUsage:
+        return self.sequences[0].usage
+
+    @property
+    def live(self) -> list[Sequence]:
+        return [seq for seq in self.sequences if not seq.finished]
+
+    @property
+    def width(self) -> int:
+        """Rows that the group holds or will hold."""
+        return len(self.live) if self.forked else self.num_sequences
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        return self.params.prompt_logprobs is not None and not self.forked
