@@ -1,0 +1,211 @@
+"""The engine process: one thread that takes requests from a socket, steps the engine and sends back what came of it.
+
+Started as ``python -m octavo.server.engine_process FD`` by the supervisor, with one end of a socket pair as its only
+connection to anything. Speaks token ids, never text. It ends when the socket closes, whoever closed it; one request's
+error is that request's alone; an error of the engine itself ends the process with exit status 70 and one last message.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Protocol
+
+from octavo.config import ConfigError, EngineConfig
+from octavo.metrics import EngineStats
+from octavo.outputs import TokenDelta
+from octavo.request import Request
+from octavo.sampling_params import ParameterError
+from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
+from octavo.server.wire import (
+    Abort,
+    Add,
+    Fatal,
+    FrameReader,
+    FromEngine,
+    Load,
+    Progress,
+    Ready,
+    Refused,
+    Shutdown,
+    Step,
+    ToEngine,
+    WireError,
+    frame,
+    to_engine_decoder,
+)
+
+STATS_INTERVAL = 0.1
+"""Seconds between two statistics while the engine works."""
+_RECEIVE = 1 << 20
+
+
+class SteppedEngine(Protocol):
+    """What this process needs of ``octavo.engine.engine.Engine``."""
+
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: Request) -> None: ...
+    def abort(self, request_id: str, branch: int | None = None) -> None: ...
+    def step(self) -> list[TokenDelta]: ...
+    def stats(self) -> EngineStats: ...
+
+
+class Channel:
+    """The engine's end of the socket. Sending blocks when the API process does not read; that is the back-pressure."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader = FrameReader()
+        self._decode = to_engine_decoder().decode
+
+    def send(self, message: FromEngine) -> None:
+        self._sock.sendall(frame(message))
+
+    def receive(self, *, wait: bool) -> list[ToEngine]:
+        """The messages that have come; with ``wait``, sleeps until something has. Raises ``EOFError`` when the peer is gone."""
+        if not wait and not select.select([self._sock], [], [], 0)[0]:
+            return []
+        data = self._sock.recv(_RECEIVE)
+        if not data:
+            raise EOFError
+        return [self._decode(body) for body in self._reader.feed(data)]
+
+
+class EngineLoop:
+    """Drains the socket, steps the engine, sends the deltas; sleeps in the kernel when there is nothing to compute."""
+
+    def __init__(self, engine: SteppedEngine, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._stats_due = 0.0
+
+    def run(self) -> None:
+        """Returns on ``Shutdown``. Raises what the engine raises, and ``EOFError`` when the API process is gone."""
+        self._send_stats()
+        while True:
+            for message in self._channel.receive(wait=not self._engine.has_work):
+                if isinstance(message, Shutdown):
+                    return
+                self._handle(message)
+            if self._engine.has_work:
+                self._step()
+
+    def _handle(self, message: ToEngine) -> None:
+        if isinstance(message, Add):
+            self._add(message.request)
+        elif isinstance(message, Abort):
+            self._engine.abort(message.request_id, message.branch)
+            if not self._engine.has_work:
+                self._send_stats()
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._engine.add(request)
+        except ParameterError as error:
+            self._channel.send(Refused(request_id=request.id, message=str(error), param=error.param))
+        except Exception:
+            error_id = os.urandom(6).hex()
+            print(f"octavo: request refused, error id {error_id}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            self._channel.send(Refused(request_id=request.id, message=error_id, internal=True))
+
+    def _step(self) -> None:
+        begin = time.monotonic()
+        deltas = self._engine.step()
+        now = time.monotonic()
+        stats = None
+        if now >= self._stats_due or not self._engine.has_work:
+            stats = self._engine.stats()
+            self._stats_due = now + STATS_INTERVAL
+        if deltas or stats is not None:
+            self._channel.send(Step(deltas=deltas, seconds=now - begin, stats=stats))
+
+    def _send_stats(self) -> None:
+        self._channel.send(Step(deltas=[], stats=self._engine.stats()))
+
+
+def _end_with(sock: socket.socket) -> None:
+    """Ends this process when the other end of ``sock`` closes, even in the middle of loading or of a long step."""
+    hangup = getattr(select, "POLLRDHUP", select.POLLHUP)
+    poller = select.poll()
+    poller.register(sock, hangup)
+    poller.poll()
+    os._exit(0)
+
+
+def _load(config: EngineConfig, channel: Channel, started_at: float) -> SteppedEngine:
+    """The engine and a ``Ready`` sent. The import is here so that a socket exists, and progress flows, while it runs."""
+    channel.send(Progress("importing", 0.0))
+    from octavo import build
+
+    imported = time.monotonic()
+    loaded = build.load(config, progress=lambda phase, fraction: channel.send(Progress(phase, fraction)))
+    facts = loaded.facts
+    phases = {"imports": imported - started_at, **facts["phases"]}
+    channel.send(
+        Ready(
+            started_at=started_at,
+            model_config=loaded.model_config,
+            max_model_len=loaded.max_model_len,
+            num_device_blocks=facts["num_device_blocks"],
+            num_host_blocks=facts["num_host_blocks"],
+            block_size=config.block_size,
+            backend=facts["backend"],
+            isa=facts["isa"],
+            phases=phases,
+        )
+    )
+    return loaded.engine
+
+
+def serve(sock: socket.socket, started_at: float) -> int:
+    """Runs the engine behind ``sock`` until it is told to end. Returns the exit status."""
+    channel = Channel(sock)
+    try:
+        engine = _load(_first_message(channel).config, channel, started_at)
+        EngineLoop(engine, channel).run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0
+    except ConfigError as error:
+        _last_words(channel, Fatal(kind="config", message=str(error)))
+        return BAD_CONFIG
+    except Exception as error:
+        traceback.print_exc()
+        _last_words(channel, Fatal(kind="engine", message=f"{type(error).__name__}: {error}"))
+        return ENGINE_FAULT
+    return 0
+
+
+def _first_message(channel: Channel) -> Load:
+    messages: list[ToEngine] = []
+    while not messages:
+        messages = channel.receive(wait=True)
+    if len(messages) != 1 or not isinstance(messages[0], Load):
+        raise WireError("the first message is to be Load, and nothing may follow it before Ready")
+    return messages[0]
+
+
+def _last_words(channel: Channel, message: Fatal) -> None:
+    with contextlib.suppress(OSError):
+        channel.send(message)
+
+
+def main() -> None:
+    """Signals are the API process's business: a terminal sends them to both, and this one must outlive the drain."""
+    started_at = time.monotonic()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=_end_with, args=(sock,), daemon=True, name="parent-watch").start()
+    status = serve(sock, started_at)
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

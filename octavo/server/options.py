@@ -1,0 +1,56 @@
+"""``ServerOptions``: what an operator may choose about the server beside the engine's ``EngineConfig``.
+
+A frozen value, from which the command line derives its flags. Limits can be raised here and nowhere else: no request can.
+"""
+
+import ipaddress
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from octavo.config import ConfigError
+
+Port = Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one")]
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """``description`` is the help text of the flag of the same name."""
+
+    host: Annotated[str, Meta(description="address to listen on; any but a loopback address needs --api-key")] = "127.0.0.1"
+    port: Port = 8000
+    api_key: Annotated[tuple[str, ...], Meta(description="key that clients must send; may be given several times")] = ()
+    insecure_no_auth: Annotated[bool, Meta(description="listen on any address without a key")] = False
+    served_model_name: Annotated[tuple[str, ...], Meta(description="names that clients may call the model; default: as given")] = ()
+    drain_timeout: Annotated[float, Meta(ge=0, description="seconds that running requests get to finish after SIGTERM")] = 30.0
+    strict: Annotated[bool, Meta(description="refuse unknown request fields instead of answering with a warning")] = False
+    log_format: Annotated[
+        Literal["auto", "json", "text"], Meta(description="of log lines; auto: text on a terminal, else JSON")
+    ] = "auto"
+    enable_prompt_tokens_details: Annotated[bool, Meta(description="report cached prompt tokens in usage")] = False
+    max_num_queued_reqs: Annotated[int, Meta(ge=1, description="requests that may wait for a first token before 503")] = 512
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="longest request body")] = 4 * 1024 * 1024
+    max_header_bytes: Annotated[int, Meta(ge=1024, description="longest request line and headers together")] = 16 * 1024
+    max_json_depth: Annotated[int, Meta(ge=8, le=512, description="deepest nesting of a request body")] = 64
+    max_messages: Annotated[int, Meta(ge=1, description="most messages in a chat")] = 2048
+    max_prompts: Annotated[int, Meta(ge=1, description="most prompts in a completion request")] = 64
+    write_timeout: Annotated[float, Meta(gt=0, description="seconds that a client may take to read what was sent")] = 60.0
+    read_timeout: Annotated[float, Meta(gt=0, description="seconds that a client may take to send headers, or pause in a body")] = 30.0
+
+    def check(self) -> None:
+        """Raises ``ConfigError`` for choices that are each legal but not together."""
+        if any(not key.strip() for key in self.api_key):
+            raise ConfigError("--api-key must not be empty")
+        if not self.api_key and not self.insecure_no_auth and not _is_loopback(self.host):
+            raise ConfigError(
+                f"--host {self.host} is reachable from other machines: set --api-key (or OCTAVO_API_KEY), or pass --insecure-no-auth"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
