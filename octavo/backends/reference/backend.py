@@ -1,0 +1,64 @@
+"""The reference device: numpy arrays, one row at a time.
+
+Owns nothing but its compute dtype. It is the meaning of ``Backend``: other devices are tested against it. Every row of a
+matrix product is computed by a product of its own, so that the row contract holds by construction.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from octavo.backends.base import KVCacheSpec
+from octavo.backends.cpu.memory import available_memory
+from octavo.backends.reference.ops import ReferenceOps
+
+DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+
+
+@dataclass(slots=True)
+class ReferenceKVCache:
+    """Keys and values as plain arrays [2, num_layers, blocks, num_kv_heads, block_size, head_dim]; index 0 is keys."""
+
+    spec: KVCacheSpec
+    num_blocks: int
+    num_host_blocks: int
+    device: np.ndarray
+    host: np.ndarray
+
+
+class ReferenceBackend:
+    """All of ``backends.base.Backend`` in numpy. compute_dtype "bfloat16" rounds activations and weights to bfloat16 and still
+    computes in float32."""
+
+    def __init__(self, *, compute_dtype: str = "float32") -> None:
+        self.compute_dtype = compute_dtype
+        self.ops = ReferenceOps(act=DTYPES[compute_dtype])
+
+    def describe(self) -> str:
+        return f"reference, numpy {np.__version__}, {self.compute_dtype}"
+
+    def weight(self, layout: Any) -> np.ndarray:
+        """The matrix in float32, rounded to the compute dtype."""
+        rounded: np.ndarray = layout.dequantize().astype(DTYPES[self.compute_dtype]).astype(np.float32)
+        return rounded
+
+    def tensor(self, array: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(array, np.int32 if array.dtype.kind in "iu" else np.float32)
+
+    def to_host(self, array: np.ndarray) -> np.ndarray:
+        return np.array(array)
+
+    def kv_cache(self, spec: KVCacheSpec, *, num_blocks: int, num_host_blocks: int) -> ReferenceKVCache:
+        def blocks(count: int) -> np.ndarray:
+            shape = (2, spec.num_layers, count, spec.num_kv_heads, spec.block_size, spec.head_dim)
+            return np.zeros(shape, DTYPES[spec.dtype])
+
+        return ReferenceKVCache(spec, num_blocks, num_host_blocks, blocks(num_blocks), blocks(num_host_blocks))
+
+    def available_memory(self) -> int:
+        return available_memory()
+
+    def begin_step(self) -> None:
+        """Nothing to do: every result has memory of its own."""
