@@ -1,0 +1,255 @@
+"""An executor whose memory can be wrong: it keeps token ids in a paged cache and derives every next token from what it
+reads back through the block tables. A mis-mapped block, a late copy, a stale hash or a lost reference changes the output.
+"""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from octavo.config import EngineConfig
+from octavo.engine import scheduler as scheduler_module
+from octavo.engine.engine import Engine
+from octavo.engine.scheduler import Scheduler
+from octavo.engine.sequence import branch_seed
+from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.request import Request
+from octavo.sampling_params import SamplingParams
+from octavo.step import PENDING, ModelOutput, ScheduledSequence, SchedulerOutput
+
+EOS, VOCABULARY = 0, 23
+
+
+def next_token(context: list[int], seed: int) -> int:
+    return (hash((tuple(context), seed, 7)) & 0x7FFFFFFF) % VOCABULARY
+
+
+class LazyResult:
+    """Like a Future, but the plan runs only when somebody asks: as late as a real device might."""
+
+    def __init__(self, executor: "FakeExecutor") -> None:
+        self._executor = executor
+
+    def result(self) -> ModelOutput:
+        return self._executor.run_oldest()
+
+
+class FakeExecutor:
+    """An in-order device that knows nothing but the plan."""
+
+    def __init__(self, *, block_size: int, num_blocks: int, num_host_blocks: int) -> None:
+        self.block_size = block_size
+        self.device = [[None] * block_size for _ in range(num_blocks)]
+        self.host = [[None] * block_size for _ in range(num_host_blocks)]
+        self.last_token: dict[int, int] = {}
+        self.queue: deque[SchedulerOutput] = deque()
+
+    def submit(self, plan: SchedulerOutput) -> LazyResult:
+        self.queue.append(plan)
+        return LazyResult(self)
+
+    def shutdown(self) -> None:
+        self.queue.clear()
+
+    def run_oldest(self) -> ModelOutput:
+        plan = self.queue.popleft()
+        self.copy(plan)
+        for i, seq in enumerate(plan.sequences):
+            self.write(seq, plan.block_tables[i])
+        tokens = [self.sample(seq, plan.block_tables[i]) for i, seq in enumerate(plan.sequences)]
+        return ModelOutput(step_id=plan.step_id, token_ids=tokens)
+
+    def copy(self, plan: SchedulerOutput) -> None:
+        for source, target in plan.copies.swap_out:
+            self.host[target] = list(self.device[source])
+        for source, target in plan.copies.swap_in:
+            self.device[target] = list(self.host[source])
+        for source, target in plan.copies.copy:
+            self.device[target] = list(self.device[source])
+
+    def write(self, seq: ScheduledSequence, table) -> None:
+        for offset, token in enumerate(seq.token_ids):
+            position = seq.start + offset
+            token = self.last_token[seq.row] if token == PENDING else token
+            self.device[table[position // self.block_size]][position % self.block_size] = (position, token)
+
+    def read(self, seq: ScheduledSequence, table) -> list[int]:
+        context = []
+        for position in range(seq.start + len(seq.token_ids)):
+            slot = self.device[table[position // self.block_size]][position % self.block_size]
+            assert slot is not None and slot[0] == position, f"position {position} reads {slot}"
+            context.append(slot[1])
+        return context
+
+    def sample(self, seq: ScheduledSequence, table) -> list[int]:
+        context = self.read(seq, table)
+        if not seq.sample_rows:
+            return []
+        if seq.num_drafts:
+            accepted = []
+            for end in range(len(context) - seq.num_drafts, len(context) + 1):
+                accepted.append(next_token(context[:end], seq.seeds[0]))
+                if end < len(context) and context[end] != accepted[-1]:
+                    break
+            return accepted
+        if seq.history is not None:
+            assert seq.history == context
+        tokens = [next_token(context, seed) for seed in seq.seeds]
+        self.last_token.update(zip(seq.sample_rows, tokens, strict=True))
+        return tokens
+
+
+def naive(request: Request, max_model_len: int) -> list[list[int]]:
+    """The outputs of all branches by the simplest possible loop."""
+    params, outputs = request.params, []
+    for branch in range(params.n):
+        seed = branch_seed(request.seed, 0 if params.greedy else branch)
+        tokens = list(request.prompt_token_ids)
+        while True:
+            tokens.append(next_token(tokens, seed))
+            produced = len(tokens) - len(request.prompt_token_ids)
+            stops = {*(() if params.ignore_eos else (EOS,)), *(params.stop_token_ids or ())}
+            ended = tokens[-1] in stops and produced >= params.min_tokens
+            if ended or produced >= params.max_tokens or len(tokens) >= max_model_len:
+                break
+        outputs.append(tokens[len(request.prompt_token_ids) :])
+    return outputs
+
+
+@dataclass
+class Scenario:
+    """One random engine and the requests that pass through it."""
+
+    seed: int
+    with_aborts: bool = True
+    max_model_len: int = 40
+    outputs: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    aborted: set[str] = field(default_factory=set)
+    finished: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        rng = self.rng = random.Random(self.seed)
+        block_size = rng.choice([1, 2, 3, 4, 8])
+        self.shared = [rng.randrange(1, VOCABULARY) for _ in range(12)]
+        self.speculates = rng.random() < 0.3
+        self.arrivals: list[Request] = []
+        for _ in range(rng.randint(4, 14)):
+            self.arrivals.append(self.new_request())
+        per_branch = -(-(self.max_model_len - 1) // block_size)
+        num_blocks = max(self.blocks_needed(request, block_size) for request in self.arrivals) + rng.choice([0, 0, 1, 3])
+        num_host_blocks = rng.choice([0, 20, 60, 200])
+        self.depth = rng.choice([1, 2, 3])
+        config = EngineConfig(
+            model="fake",
+            block_size=block_size,
+            max_num_seqs=rng.choice([4, 8, 16]),
+            max_num_batched_tokens=rng.choice([8, 16, 64]),
+            preemption_mode=rng.choice(["auto", "recompute", "swap"]),
+            scheduling_policy=rng.choice(["fcfs", "fcfs", "priority"]),
+            enable_prefix_caching=rng.random() < 0.6,
+            spec_method="ngram" if self.speculates else None,
+        )
+        self.kv = KVCacheManager(
+            block_size=block_size,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            num_rows=config.max_num_seqs,
+            max_blocks=per_branch,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(config, self.kv, max_model_len=self.max_model_len, eos_token_ids=(EOS,))
+        executor = FakeExecutor(block_size=block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+        self.engine = Engine(self.scheduler, executor, max_in_flight=self.depth)
+
+    def blocks_needed(self, request: Request, block_size: int) -> int:
+        """The smallest pool in which the request alone can run: full prompt blocks once, the rest for each branch."""
+        total = min(len(request.prompt_token_ids) + request.params.max_tokens, self.max_model_len) - 1
+        branches = 1 if request.params.greedy else request.params.n
+        full = len(request.prompt_token_ids) // block_size if branches > 1 else 0
+        return full + branches * (-(-total // block_size) - full)
+
+    def draft(self, token_ids: list[int], num_drafts: int) -> list[int]:
+        """Instead of a prompt look-up: drafts that are right most of the time."""
+        owner = next(s for s in self.scheduler.live_sequences if s.token_ids == token_ids)
+        context, drafts = list(token_ids), []
+        for _ in range(self.rng.randint(0, max(0, num_drafts))):
+            right = self.rng.random() < 0.7
+            drafts.append(next_token(context, owner.seed) if right else self.rng.randrange(VOCABULARY))
+            context.append(drafts[-1])
+        return drafts
+
+    def new_request(self) -> Request:
+        rng = self.rng
+        prompt = self.shared[: rng.randint(0, 12)] if rng.random() < 0.6 else []
+        prompt = prompt + [rng.randrange(1, VOCABULARY) for _ in range(rng.randint(1, 12))]
+        if self.arrivals and rng.random() < 0.25:
+            prompt = list(rng.choice(self.arrivals).prompt_token_ids)
+        max_tokens = rng.randint(1, 14)
+        params = SamplingParams(
+            n=1 if self.speculates and rng.random() < 0.5 else rng.randint(1, 4),
+            temperature=rng.choice([0.0, 1.0, 1.0, 1.0]),
+            max_tokens=max_tokens,
+            min_tokens=rng.randint(0, max_tokens) if rng.random() < 0.3 else 0,
+            ignore_eos=rng.random() < 0.2,
+            stop_token_ids=[rng.randrange(VOCABULARY)] if rng.random() < 0.3 else None,
+            repetition_penalty=1.2 if rng.random() < 0.2 else 1.0,
+        )
+        scope = rng.choice(["", "", "tenant"])
+        return Request(
+            id=f"r{len(self.arrivals)}",
+            prompt_token_ids=prompt,
+            params=params,
+            seed=rng.randrange(2**40),
+            arrival_time=0.0,
+            priority=rng.randint(0, 2),
+            cache_scope=scope,
+        )
+
+    def run(self, *, check_every_step: bool = True) -> None:
+        original = scheduler_module.ngram.propose
+        scheduler_module.ngram.propose = self.draft
+        try:
+            self._loop(check_every_step)
+        finally:
+            scheduler_module.ngram.propose = original
+        self._verify()
+
+    def _loop(self, check_every_step: bool) -> None:
+        todo, steps = list(reversed(self.arrivals)), 0
+        while todo or self.engine.has_work:
+            if todo and self.rng.random() < 0.6:
+                request = todo.pop()
+                self.requests[request.id] = request
+                self.engine.add(request)
+            if self.with_aborts and self.requests and self.rng.random() < 0.03:
+                victim = self.rng.choice(list(self.requests))
+                if victim not in self.finished:
+                    self.aborted.add(victim)
+                    self.engine.abort(victim)
+            for delta in self.engine.step():
+                self.outputs.setdefault((delta.request_id, delta.branch), []).extend(delta.token_ids)
+                if delta.metrics is not None:
+                    self.finished.add(delta.request_id)
+            if check_every_step:
+                self.kv.check(self.scheduler.live_sequences)
+                self._check_scopes()
+            steps += 1
+            assert steps < 5000, f"seed {self.seed}: no progress"
+
+    def _check_scopes(self) -> None:
+        """No block is in the tables of two tenants."""
+        owners: dict[tuple[bool, int], str] = {}
+        for group in self.scheduler._groups.values():
+            for seq in group.live:
+                for block in seq.blocks:
+                    scope = owners.setdefault((seq.on_host, block.id), group.request.cache_scope)
+                    assert scope == group.request.cache_scope, f"seed {self.seed}: a block crosses tenants"
+
+    def _verify(self) -> None:
+        for request in self.requests.values():
+            if request.id not in self.aborted:
+                got = [self.outputs[request.id, branch] for branch in range(request.params.n)]
+                assert got == naive(request, self.max_model_len), (self.seed, request)
+        for pool in (self.kv.device, self.kv.host):
+            assert pool.num_free == pool.num_blocks, f"seed {self.seed}: blocks leak"
+        assert self.kv.tables.num_free_rows == self.scheduler._config.max_num_seqs, f"seed {self.seed}: rows leak"

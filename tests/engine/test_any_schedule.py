@@ -1,0 +1,21 @@
+"""Whatever the batching, chunking, caching, forking, preemption, swapping, speculation or overlap: the output is the naive one."""
+
+import pytest
+
+from tests.engine.fake import Scenario
+
+RUNS, CHUNK = 2400, 200
+
+
+@pytest.mark.parametrize("first", range(0, RUNS, CHUNK))
+def test_any_schedule_equals_the_naive_loop(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        Scenario(seed).run()
+
+
+@pytest.mark.parametrize("first", range(100_000, 100_600, 200))
+def test_every_request_ends_without_aborts_in_the_smallest_pool(first: int) -> None:
+    for seed in range(first, first + 200):
+        scenario = Scenario(seed, with_aborts=False)
+        scenario.run(check_every_step=False)
+        assert scenario.finished == set(scenario.requests)

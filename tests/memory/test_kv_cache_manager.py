@@ -1,0 +1,286 @@
+"""A state machine on the KV cache manager. The oracle: every sequence's tokens, and a simulated cache written through the
+block tables. After every rule each sequence must read its own tokens back.
+"""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from octavo.engine.sequence import Sequence
+from octavo.memory.block_pool import BlockPool, OutOfBlocksError
+from octavo.memory.block_table import BlockTables, OutOfRowsError
+from octavo.memory.kv_cache_manager import KVCacheManager, KVUsage
+
+NUM_ROWS, MAX_TOKENS = 6, 24
+
+
+class KVCacheMachine(RuleBasedStateMachine):
+    @initialize(block_size=st.sampled_from([1, 2, 3, 4, 8]), num_blocks=st.integers(8, 40), num_host=st.integers(0, 30))
+    def start(self, block_size: int, num_blocks: int, num_host: int) -> None:
+        self.bs = block_size
+        self.kv = KVCacheManager(
+            block_size=block_size,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host,
+            num_rows=NUM_ROWS,
+            max_blocks=-(-MAX_TOKENS // block_size),
+            enable_prefix_caching=True,
+        )
+        self.device = {b: [None] * block_size for b in range(num_blocks)}
+        self.host = {b: [None] * block_size for b in range(num_host)}
+        self.groups: list[list[Sequence]] = []
+        self.next_id = 0
+
+    def new_sequence(self, tokens: list[int]) -> Sequence:
+        self.next_id += 1
+        root = self.kv.cache_root("")
+        return Sequence(self.next_id, 0, 0, list(tokens), len(tokens), root, KVUsage())
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [seq for group in self.groups for seq in group]
+
+    def carry_out_copies(self) -> None:
+        copies = self.kv.take_copies()
+        for source, target in copies.swap_out:
+            self.host[target] = list(self.device[source])
+        for source, target in copies.swap_in:
+            self.device[target] = list(self.host[source])
+        for source, target in copies.copy:
+            self.device[target] = list(self.device[source])
+
+    def pick_group(self, data: st.DataObject, *, on_host: bool) -> list[Sequence] | None:
+        groups = [g for g in self.groups if g[0].on_host == on_host]
+        return data.draw(st.sampled_from(groups)) if groups else None
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=12))
+    @precondition(lambda self: len(self.sequences) < NUM_ROWS)
+    def add(self, tokens: list[int]) -> None:
+        seq = self.new_sequence(tokens)
+        matched = self.kv.match_prefix(seq)
+        assert matched < len(tokens) and matched % self.bs == 0
+        self.groups.append([seq])
+
+    @rule(data=st.data(), num_tokens=st.integers(1, 8), known=st.booleans())
+    def compute(self, data: st.DataObject, num_tokens: int, known: bool) -> None:
+        group = self.pick_group(data, on_host=False)
+        if group is None:
+            return
+        seq = data.draw(st.sampled_from(group))
+        num_tokens = min(num_tokens, len(seq.token_ids) - seq.num_computed)
+        demand = self.kv.demand([(seq, num_tokens)])
+        if num_tokens == 0 or demand > self.kv.device.num_free:
+            return
+        free = self.kv.device.num_free
+        self.kv.allocate(seq, num_tokens)
+        assert free - self.kv.device.num_free == demand, "demand is exact"
+        self.kv.hold_row(seq)
+        self.carry_out_copies()
+        table = self.kv.gather_tables([seq])[0]
+        for position in range(seq.num_computed, seq.num_computed + num_tokens):
+            block = self.kv.device.blocks[table[position // self.bs]]
+            assert block.ref_count == 1, "a block with several owners is written to"
+            self.device[block.id][position % self.bs] = seq.token_ids[position]
+        seq.num_computed += num_tokens
+        if known:
+            self.kv.publish(seq, seq.num_computed)
+
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def append(self, data: st.DataObject, token: int) -> None:
+        if self.sequences:
+            seq = data.draw(st.sampled_from(self.sequences))
+            if len(seq.token_ids) < MAX_TOKENS:
+                seq.token_ids.append(token)
+
+    @rule(data=st.data(), whole=st.booleans())
+    @precondition(lambda self: len(self.sequences) < NUM_ROWS)
+    def fork(self, data: st.DataObject, whole: bool) -> None:
+        group = self.pick_group(data, on_host=False)
+        if group is None:
+            return
+        parent = data.draw(st.sampled_from(group))
+        child = self.new_sequence(parent.token_ids)
+        upto = None if whole else data.draw(st.integers(0, parent.num_computed))
+        self.kv.fork(parent, child, upto)
+        if not whole:
+            child.token_ids = child.token_ids[:upto] + [data.draw(st.integers(0, 1))]
+        group.append(child)
+
+    @rule(data=st.data())
+    def roll_back(self, data: st.DataObject) -> None:
+        """Rejected drafts: unpublished tokens stop counting as computed and are replaced."""
+        group = self.pick_group(data, on_host=False)
+        if group is None:
+            return
+        seq = data.draw(st.sampled_from(group))
+        sure = max(seq.num_published * self.bs, max((s.num_computed for s in group if s is not seq), default=0))
+        if seq.num_computed > sure:
+            seq.num_computed = data.draw(st.integers(sure, seq.num_computed))
+            seq.token_ids = [*seq.token_ids[: seq.num_computed], data.draw(st.integers(0, 1))]
+            seq.hashes = seq.hashes[: seq.num_published]
+
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        if self.sequences:
+            seq = data.draw(st.sampled_from(self.sequences))
+            self.kv.free(seq)
+            self.groups = [g for group in self.groups if (g := [s for s in group if s is not seq])]
+
+    @rule(data=st.data())
+    def preempt_by_swap(self, data: st.DataObject) -> None:
+        group = self.pick_group(data, on_host=False)
+        if group is not None and self.kv.num_distinct_blocks(group) <= self.kv.host.num_free:
+            before = self.kv.num_distinct_blocks(group)
+            self.kv.swap_out(group)
+            self.carry_out_copies()
+            assert self.kv.num_distinct_blocks(group) == before, "sharing is preserved"
+
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        group = self.pick_group(data, on_host=True)
+        if group is not None and self.kv.num_distinct_blocks(group) <= self.kv.device.num_free:
+            before = self.kv.num_distinct_blocks(group)
+            self.kv.swap_in(group)
+            self.carry_out_copies()
+            assert self.kv.num_distinct_blocks(group) <= before, "sharing is preserved"
+
+    @rule(data=st.data())
+    def preempt_by_recompute(self, data: st.DataObject) -> None:
+        group = self.pick_group(data, on_host=False)
+        for seq in group or ():
+            self.kv.free(seq)
+            seq.num_computed = 0
+            self.kv.match_prefix(seq)
+
+    @invariant()
+    def every_sequence_reads_its_own_tokens(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        for seq in self.sequences:
+            cache = self.host if seq.on_host else self.device
+            read = [cache[seq.blocks[p // self.bs].id][p % self.bs] for p in range(seq.num_computed)]
+            assert read == seq.token_ids[: seq.num_computed]
+
+    @invariant()
+    def everything_adds_up(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        self.kv.check(self.sequences)
+        pool = self.kv.device
+        assert pool.num_used + pool.num_free == pool.num_blocks
+        resident = [seq for seq in self.sequences if not seq.on_host]
+        assert self.kv.token_slots_used(resident) <= pool.num_used * self.bs
+
+
+KVCacheMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestKVCacheManager = KVCacheMachine.TestCase
+
+
+def manager(**changes: object) -> KVCacheManager:
+    arguments = {"block_size": 4, "num_blocks": 8, "num_host_blocks": 4, "num_rows": 4, "max_blocks": 6}
+    return KVCacheManager(**{**arguments, "enable_prefix_caching": True, **changes})
+
+
+def sequence(kv: KVCacheManager, tokens: list[int], *, scope: str = "") -> Sequence:
+    return Sequence(0, 0, 0, list(tokens), len(tokens), kv.cache_root(scope), KVUsage())
+
+
+def computed(kv: KVCacheManager, tokens: list[int], *, scope: str = "") -> Sequence:
+    seq = sequence(kv, tokens, scope=scope)
+    kv.match_prefix(seq)
+    kv.allocate(seq, len(tokens) - seq.num_computed)
+    seq.num_computed = len(tokens)
+    kv.publish(seq, len(tokens))
+    return seq
+
+
+def test_a_prefix_is_found_after_its_owner_is_gone_and_evicted_tail_first() -> None:
+    kv = manager(num_blocks=4)
+    kv.free(computed(kv, list(range(12))))
+    assert kv.device.num_cached == 3
+    hit = sequence(kv, [*range(12), 99])
+    assert kv.match_prefix(hit) == 12
+    kv.free(hit)
+    other = computed(kv, [7] * 8)  # takes the untouched block and the tail of the old prefix
+    again = sequence(kv, [*range(12), 99])
+    assert kv.match_prefix(again) == 8
+    kv.check([other, again])
+
+
+def test_scopes_and_models_do_not_share() -> None:
+    kv = manager()
+    computed(kv, list(range(8)), scope="a")
+    assert kv.match_prefix(sequence(kv, [*range(8), 9], scope="b")) == 0
+    assert kv.match_prefix(sequence(kv, [*range(8), 9], scope="a")) == 8
+    assert kv.cache_root("a") != manager(namespace="other").cache_root("a")
+
+
+def test_the_last_owner_of_a_forked_block_writes_in_place() -> None:
+    kv = manager()
+    parent = computed(kv, [1, 2, 3, 4, 5, 6])
+    children = [sequence(kv, parent.token_ids) for _ in range(2)]
+    for child in children:
+        kv.fork(parent, child)
+        child.token_ids.append(7)
+    parent.token_ids.append(8)
+    everyone = [parent, *children]
+    assert kv.demand([(s, 1) for s in everyone]) == 2
+    for seq in everyone:
+        kv.allocate(seq, 1)
+        seq.num_computed += 1
+    assert len(kv.take_copies().copy) == 2
+    assert kv.device.num_shared == 1 and kv.device.num_used == 4
+    assert kv.token_slots_used(everyone) == 4 + 3 * 3
+    assert parent.usage.copy_on_writes + sum(c.usage.copy_on_writes for c in children) == 2
+
+
+def test_a_block_rewritten_after_its_twin_left_cannot_be_found() -> None:
+    kv = manager()
+    parent = computed(kv, [1, 2, 3, 4])
+    child = sequence(kv, [1, 2, 9])
+    kv.fork(parent, child, 2)
+    kv.free(parent)
+    kv.allocate(child, 1)
+    assert kv.match_prefix(sequence(kv, [1, 2, 3, 4, 5])) == 0
+    kv.check([child])
+
+
+def test_swapping_in_takes_what_the_prefix_cache_still_holds() -> None:
+    kv = manager()
+    seq = computed(kv, list(range(10)))
+    kv.swap_out([seq])
+    assert len(kv.take_copies().swap_out) == 3
+    kv.swap_in([seq])
+    assert len(kv.take_copies().swap_in) == 1, "two full blocks are still on the device"
+    kv.check([seq])
+
+
+def test_caching_can_be_off() -> None:
+    kv = manager(enable_prefix_caching=False)
+    computed(kv, list(range(8)))
+    assert kv.match_prefix(sequence(kv, [*range(8), 9])) == 0
+
+
+def test_misuse_is_loud() -> None:
+    pool = BlockPool(1)
+    block = pool.allocate()
+    with pytest.raises(OutOfBlocksError):
+        pool.allocate()
+    pool.unref(block)
+    with pytest.raises(OutOfBlocksError):
+        pool.unref(block)
+    tables = BlockTables(1, 2)
+    tables.lend([0])
+    with pytest.raises(OutOfRowsError):
+        tables.lend([0])
+
+
+def test_forgetting_the_cache_keeps_what_is_in_use() -> None:
+    kv = manager()
+    seq = computed(kv, list(range(8)))
+    kv.device.forget_cached()
+    assert kv.match_prefix(sequence(kv, [*range(8), 9])) == 0
+    kv.check([seq])
