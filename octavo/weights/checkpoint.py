@@ -1,0 +1,146 @@
+"""``open_checkpoint``: a path -> the model's facts, its weights, and where its tokenizer and chat template are.
+
+Owns the recognition of formats. Opens files and checks them, reads no tensor. A missing tokenizer is not an error here:
+both of its places are None then.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from octavo.config import ConfigError, ModelConfig
+from octavo.quant.gguf import Dequantize, dequantize
+from octavo.weights.gguf_config import is_gguf, parse_gguf_config
+from octavo.weights.gguf_file import GgufFile
+from octavo.weights.hf_config import StoredDtype, parse_hf_config
+from octavo.weights.json_file import read_json
+from octavo.weights.safetensors import SafetensorsCheckpoint
+from octavo.weights.source import DummySource, GgufSource, SafetensorsSource, WeightSource
+
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+
+_MAX_TEMPLATE = 1_000_000
+_STORED: dict[str, StoredDtype] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """An opened model."""
+
+    path: Path
+    """The .gguf file or the directory."""
+    kind: Literal["safetensors", "gguf", "dummy"]
+    """Where the weights come from."""
+    config: ModelConfig
+    source: WeightSource
+    tokenizer_dir: Path | None
+    """A directory with tokenizer.json."""
+    gguf_metadata: Mapping[str, Any] | None
+    """The metadata of the GGUF file, if it has a tokenizer in it (``tokenizer.ggml.tokens``)."""
+    chat_template: str | None
+    """The text of the model's own Jinja template."""
+
+
+def open_checkpoint(
+    path: Path, *, load_format: LoadFormat = "auto", seed: int = 0, dequantize: Dequantize = dequantize
+) -> Checkpoint:
+    """Open a directory in Hugging Face layout or a GGUF file. ``seed`` is of dummy weights; ``dequantize`` unpacks GGUF blocks.
+
+    Raises ``ConfigError``, one line, for anything that is missing, damaged or not supported.
+    """
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file or directory")
+    gguf = _gguf_in(path, load_format)
+    if gguf is not None:
+        return _open_gguf(gguf, dummy=load_format == "dummy", seed=seed, dequantize=dequantize)
+    if not path.is_dir():
+        raise ConfigError(f"{path}: must be a .gguf file or a directory with config.json and .safetensors files")
+    return _open_directory(path, dummy=load_format == "dummy", seed=seed)
+
+
+def _gguf_in(path: Path, load_format: LoadFormat) -> Path | None:
+    """The GGUF file that the path means; None if it means a Hugging Face directory."""
+    if path.is_file() and (is_gguf(path) or load_format == "gguf"):
+        if load_format == "safetensors":
+            raise ConfigError(f"{path}: is a GGUF file, not safetensors; leave out --load-format")
+        return path
+    if not path.is_dir() or load_format == "safetensors" or ((path / "config.json").exists() and load_format != "gguf"):
+        return None
+    found = sorted(path.glob("*.gguf"))
+    if len(found) > 1:
+        raise ConfigError(f"{path}: holds {len(found)} .gguf files; give the one to load, such as {found[0]}")
+    if not found and load_format == "gguf":
+        raise ConfigError(f"{path}: holds no .gguf file")
+    return found[0] if found else None
+
+
+def _open_gguf(path: Path, *, dummy: bool, seed: int, dequantize: Dequantize) -> Checkpoint:
+    file = GgufFile(path)
+    config = parse_gguf_config(file)
+    interleaved = file.metadata["general.architecture"] == "llama"
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if interleaved else {}
+    template = file.metadata.get("tokenizer.chat_template")
+    return Checkpoint(
+        path=path,
+        kind="dummy" if dummy else "gguf",
+        config=config,
+        source=DummySource(seed=seed) if dummy else GgufSource(file, interleaved_heads=heads, dequantize=dequantize),
+        tokenizer_dir=None,
+        gguf_metadata=file.metadata if "tokenizer.ggml.tokens" in file.metadata else None,
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def _open_directory(path: Path, *, dummy: bool, seed: int) -> Checkpoint:
+    config = _json_in(path, "config.json")
+    if config is None:
+        raise ConfigError(f"{path}: no config.json; give the directory of a checkpoint or a .gguf file")
+    generation = _json_in(path, "generation_config.json")
+    weights = None if dummy else SafetensorsCheckpoint(path)
+    stored = "bfloat16" if weights is None else _stored_dtype(weights)
+    return Checkpoint(
+        path=path,
+        kind="safetensors" if weights else "dummy",
+        config=parse_hf_config(config, generation, directory=path, stored_dtype=stored),
+        source=SafetensorsSource(weights) if weights else DummySource(seed=seed),
+        tokenizer_dir=path if (path / "tokenizer.json").is_file() else None,
+        gguf_metadata=None,
+        chat_template=_chat_template(path),
+    )
+
+
+def _stored_dtype(weights: SafetensorsCheckpoint) -> StoredDtype:
+    """The dtype of the first tensor that has one of ours."""
+    for name in weights:
+        if (stored := _STORED.get(weights.entry(name).dtype)) is not None:
+            return stored
+    return "bfloat16"
+
+
+def _json_in(directory: Path, name: str) -> dict[str, Any] | None:
+    return read_json(directory / name) if (directory / name).exists() else None
+
+
+def _chat_template(directory: Path) -> str | None:
+    """chat_template.jinja, else the field of tokenizer_config.json: a template, or a list of named ones with a default."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return _read_text(path)
+    template = (_json_in(directory, "tokenizer_config.json") or {}).get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_TEMPLATE + 1)
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text ({type(error).__name__})") from None
+    if len(data) > _MAX_TEMPLATE:
+        raise ConfigError(f"{path}: larger than {_MAX_TEMPLATE} bytes; this is not a chat template")
+    return text

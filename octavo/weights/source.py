@@ -1,0 +1,164 @@
+"""``WeightSource``: where a model pulls its tensors from, under Hugging Face names, whatever the file format.
+
+Owns the conversion from stored dtypes to the asked one. Knows nothing of models beyond names; a source never holds a
+converted tensor. The invariant: what comes out has exactly the asked shape, or there is a ``ConfigError`` that names file
+and tensor.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from octavo.config import ConfigError
+from octavo.quant.gguf import Dequantize, GgmlType
+from octavo.quant.layouts import Dense
+from octavo.weights.gguf_config import hf_name
+from octavo.weights.gguf_file import GgufFile, GgufTensor
+from octavo.weights.safetensors import SafetensorsCheckpoint
+
+DTYPES: dict[str, Any] = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+class WeightSource(Protocol):
+    """Tensors by name. Implementations: safetensors, GGUF, and random numbers."""
+
+    def has(self, name: str) -> bool: ...
+
+    def read(self, name: str, out: np.ndarray) -> None:
+        """Fill ``out``, contiguous float32 or bfloat16, with the tensor of its shape. Raises ``ConfigError`` if there is none
+        of that name and shape."""
+        ...
+
+    def dense(self, name: str, *, shape: tuple[int, int], dtype: str) -> Dense:
+        """A matrix [out_features, in_features] as "float32" or "bfloat16": without a copy where it is stored so."""
+        ...
+
+    def vector(self, name: str, *, size: int) -> np.ndarray:
+        """float32[size]"""
+        ...
+
+
+class SafetensorsSource:
+    """A directory of safetensors files."""
+
+    def __init__(self, checkpoint: SafetensorsCheckpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def has(self, name: str) -> bool:
+        return name in self._checkpoint
+
+    def read(self, name: str, out: np.ndarray) -> None:
+        out[...] = self._tensor(name, out.shape)
+
+    def dense(self, name: str, *, shape: tuple[int, int], dtype: str) -> Dense:
+        return Dense(self._tensor(name, shape).astype(DTYPES[dtype], copy=False))
+
+    def vector(self, name: str, *, size: int) -> np.ndarray:
+        return self._tensor(name, (size,)).astype(np.float32)
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        tensor = self._checkpoint.tensor(name)
+        _check_shape(self._checkpoint.directory, name, tensor.shape, shape)
+        return tensor
+
+
+class GgufSource:
+    """A GGUF file.
+
+    ``interleaved_heads`` (for architecture llama) names, for q_proj and k_proj, the number of heads whose rows llama.cpp has
+    reordered from [first half, second half] to pairs; they are put back while still packed, which moves the fewest bytes.
+    """
+
+    def __init__(self, file: GgufFile, *, interleaved_heads: dict[str, int], dequantize: Dequantize) -> None:
+        self._path = file.path
+        self._tensors = {ours: tensor for name, tensor in file.tensors.items() if (ours := hf_name(name)) is not None}
+        self._interleaved_heads = interleaved_heads
+        self._dequantize = dequantize
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def read(self, name: str, out: np.ndarray) -> None:
+        tensor = self._tensor(name, out.shape)
+        self._dequantize(tensor.kind, self._rows_in_order(name, tensor), out.reshape(-1))
+
+    def dense(self, name: str, *, shape: tuple[int, int], dtype: str) -> Dense:
+        tensor = self._tensor(name, shape)
+        stored_so = (tensor.kind, dtype) in ((GgmlType.F32, "float32"), (GgmlType.BF16, "bfloat16"))
+        if stored_so and self._heads_of(name) is None:
+            return Dense(tensor.data.view(DTYPES[dtype]).reshape(shape))
+        out = np.empty(shape, DTYPES[dtype])
+        self.read(name, out)
+        return Dense(out)
+
+    def vector(self, name: str, *, size: int) -> np.ndarray:
+        out = np.empty(size, np.float32)
+        self.read(name, out)
+        return out
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> GgufTensor:
+        if name not in self._tensors:
+            raise ConfigError(f"{self._path}: tensor {name!r} is missing from the file")
+        tensor = self._tensors[name]
+        _check_shape(self._path, name, tensor.shape, shape)
+        return tensor
+
+    def _heads_of(self, name: str) -> int | None:
+        return self._interleaved_heads.get(name.rpartition(".")[0].rpartition(".")[2])
+
+    def _rows_in_order(self, name: str, tensor: GgufTensor) -> np.ndarray:
+        """The tensor's bytes, uint8, with the rows of each head in the order of Hugging Face checkpoints."""
+        heads = self._heads_of(name)
+        if heads is None:
+            return tensor.data
+        rows = tensor.shape[0]
+        if rows % (2 * heads):
+            raise ConfigError(f"{self._path}: tensor {name!r} has {rows} rows, which are not {heads} heads of pairs")
+        pairs = tensor.data.reshape(heads, rows // heads // 2, 2, -1)
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1)
+
+
+class DummySource:
+    """Random weights that depend on the seed, the name and the shape alone: for trying a model without its weights.
+
+    Matrices are uniform with variance 1 / in_features, so that activations keep their size through the layers; norm weights
+    are 1; biases are small.
+    """
+
+    _CHUNK = 1 << 20
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self._seed = seed
+
+    def has(self, name: str) -> bool:
+        return name.endswith((".weight", ".bias"))
+
+    def read(self, name: str, out: np.ndarray) -> None:
+        if out.ndim == 1 and name.endswith(".weight"):
+            out[...] = 1
+            return
+        width = np.float32(2 * np.sqrt(3 / out.shape[1])) if out.ndim == 2 else np.float32(0.04)
+        digest = hashlib.sha256(f"{self._seed}:{name}:{out.shape}".encode()).digest()
+        random = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+        flat = out.reshape(-1)
+        for start in range(0, flat.size, self._CHUNK):
+            part = flat[start : start + self._CHUNK]
+            part[...] = (random.random(part.size, np.float32) - np.float32(0.5)) * width
+
+    def dense(self, name: str, *, shape: tuple[int, int], dtype: str) -> Dense:
+        out = np.empty(shape, DTYPES[dtype])
+        self.read(name, out)
+        return Dense(out)
+
+    def vector(self, name: str, *, size: int) -> np.ndarray:
+        out = np.empty(size, np.float32)
+        self.read(name, out)
+        return out
+
+
+def _check_shape(path: Path, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if found != expected:
+        raise ConfigError(f"{path}: tensor {name!r} has shape {list(found)}; the configuration asks for {list(expected)}")
