@@ -1,1 +1,52 @@
-"""One file a model family, one line each in the registry."""
+"""One file a model family, one line each in the registry.
+
+``load_model`` is all that a worker sees: facts and a source of weights in, a ``Model`` out.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from octavo.backends.base import Array, Backend, Batch, KVCache
+from octavo.config import ConfigError, ModelConfig
+from octavo.layers.loader import Loader
+from octavo.models.llama import LlamaModel
+from octavo.weights.source import WeightSource
+
+REGISTRY = {
+    "LlamaForCausalLM": LlamaModel,
+    "MistralForCausalLM": LlamaModel,
+    "Qwen2ForCausalLM": LlamaModel,
+    "Qwen3ForCausalLM": LlamaModel,
+}
+"""The architecture that a checkpoint names -> the class that loads it."""
+
+
+class Model(Protocol):
+    """A loaded model. Both methods run on the backend it was loaded on and obey the row contract."""
+
+    def forward(self, batch: Batch, cache: KVCache) -> Array:
+        """The residual stream after the last layer, float32[T, H]; the step's K and V are in the cache after."""
+        ...
+
+    def logits(self, hidden: Array, rows: Array) -> Array:
+        """hidden float32[T, H], rows int32[R] -> final norm and head of those rows, float32[R, V]."""
+        ...
+
+
+def load_model(
+    config: ModelConfig,
+    source: WeightSource,
+    backend: Backend,
+    *,
+    max_model_len: int,
+    progress: Callable[[float], None] | None = None,
+) -> Model:
+    """Load a model for sequences of up to ``max_model_len`` tokens. ``progress`` hears the fraction done, rising to 1.
+
+    Raises ``ConfigError`` for an unknown architecture and for tensors that are missing or of another shape.
+    """
+    if config.architecture not in REGISTRY:
+        known = ", ".join(sorted(REGISTRY))
+        raise ConfigError(f"architecture {config.architecture!r} is not supported; these are: {known}")
+    family = REGISTRY[config.architecture]
+    return family(config, Loader(source, backend), max_model_len=max_model_len, progress=progress or (lambda _: None))

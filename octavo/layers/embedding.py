@@ -1,0 +1,31 @@
+"""``Embedding`` and the head that turns hidden states into logits; they share one matrix where the checkpoint says so."""
+
+from octavo.backends.base import Array, Weight
+from octavo.layers.loader import Loader
+
+
+class Embedding:
+    """Token ids -> the residual stream."""
+
+    def __init__(self, loader: Loader, name: str, *, vocab_size: int, hidden_size: int) -> None:
+        self._ops = loader.backend.ops
+        self.weight: Weight = loader.matrix([f"{name}.weight"], rows=[vocab_size], columns=hidden_size)
+
+    def __call__(self, ids: Array) -> Array:
+        """int32[T] -> float32[T, hidden_size]"""
+        return self._ops.embedding(ids, self.weight)
+
+
+class LMHead:
+    """Hidden states -> logits. ``tied`` is the embedding whose matrix is used again; None: the head has its own."""
+
+    def __init__(self, loader: Loader, name: str, *, vocab_size: int, hidden_size: int, tied: Embedding | None) -> None:
+        self._ops = loader.backend.ops
+        if tied is not None:
+            self._weight = tied.weight
+        else:
+            self._weight = loader.matrix([f"{name}.weight"], rows=[vocab_size], columns=hidden_size)
+
+    def __call__(self, x: Array) -> Array:
+        """act[R, hidden_size] -> float32[R, vocab_size]"""
+        return self._ops.linear(x, self._weight)
