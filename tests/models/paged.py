@@ -1,5 +1,6 @@
 """Runs a model by hand: sequences over shuffled blocks, any mix of tokens in a step, logits of every row."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -50,7 +51,7 @@ class PagedRunner:
         batch = Batch(**{name: self._backend.tensor(array.astype(np.int32)) for name, array in arrays.items()})
         hidden = self._model.forward(batch, self._cache)
         logits = self._backend.to_host(self._model.logits(hidden, batch.logits_rows))
-        return [logits[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        return [logits[a:b] for a, b in itertools.pairwise(starts)]
 
     def _slots(self, seq: int, count: int) -> np.ndarray:
         positions = self._computed[seq] + np.arange(count)
