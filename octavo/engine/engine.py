@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from octavo.engine.scheduler import Scheduler
 from octavo.executor.base import Executor
 from octavo.metrics import EngineStats
-from octavo.outputs import TokenDelta
+from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.step import ModelOutput, SchedulerOutput
 
@@ -40,9 +40,10 @@ class Engine:
         """
         self.scheduler.add(request)
 
-    def abort(self, request_id: str, branch: int | None = None) -> None:
-        """End a request or one of its branches; its blocks are free at once. Unknown ids are ignored."""
-        self.scheduler.abort(request_id, branch)
+    def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None:
+        """End a request or one of its branches; its blocks are free at once. Unknown ids are ignored. Returns the request's
+        metrics if this ended it."""
+        return self.scheduler.abort(request_id, branch)
 
     def step(self) -> list[TokenDelta]:
         """Plan as far ahead as allowed, wait for the oldest step in flight, and return what it brought for clients."""

@@ -37,6 +37,10 @@ class Counters:
     preemptions: int = 0
 
 
+PROMPT_LOGPROBS_CHUNK = 256
+"""Prompt tokens a step of a request that wants their log-probabilities: each of them costs a row of logits."""
+
+
 class SwapCost:
     """Whether moving a group to the host and back is cheaper than computing it again, from what steps have measured."""
 
@@ -150,22 +154,25 @@ class Scheduler:
                 value=needed,
             )
 
-    def abort(self, request_id: str, branch: int | None = None) -> None:
-        """End a request, or one branch of it, at once; unknown ids are ignored. No delta is sent for what is aborted."""
+    def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None:
+        """End a request, or one branch of it, at once; unknown ids are ignored. No delta is sent for what is aborted.
+        Returns the request's metrics if nothing of it is left."""
         group = self._groups.get(request_id)
         if group is None:
-            return
+            return None
         mirrored = group.num_branches > group.num_sequences
         if branch is not None and (mirrored or not group.forked):
             group.silenced.add(branch)
             if len(group.silenced) < group.num_branches:
-                return
+                return None
             branch = None
         for seq in group.live:
             if branch is None or seq.branch == branch:
                 self._release(seq)
-        if not group.live:
-            self._retire(group)
+        if group.live:
+            return None
+        self._retire(group)
+        return self._metrics_at_end(group)
 
     def _release(self, seq: Sequence) -> None:
         """Free at once, also with steps in flight: a late write can only touch a slot that is in no hashed block, because
@@ -248,8 +255,10 @@ class Scheduler:
                 continue
             lacking = min(len(seq.token_ids) + len(seq.drafts), last_computed) - seq.num_computed
             allowed = budget if lacking == 1 else max(1, budget - reserved)
+            if group.needs_prompt_logprobs:
+                allowed = min(allowed, PROMPT_LOGPROBS_CHUNK)
             num_tokens = min(lacking, allowed, budget)
-            if num_tokens < lacking and not self._config.enable_chunked_prefill:
+            if num_tokens < lacking and not self._config.enable_chunked_prefill and not group.needs_prompt_logprobs:
                 break
             if num_tokens > 0:
                 demand.append((seq, num_tokens))
@@ -541,9 +550,9 @@ class Scheduler:
         longest = max(seq.num_output_tokens for seq in group.sequences)
         return RequestMetrics(
             arrival_time=arrival,
-            queue_time=times.first_scheduled - arrival,
-            first_token_time=times.first_token - arrival,
-            finished_time=times.last_token - arrival,
+            queue_time=times.first_scheduled - arrival if times.first_scheduled else None,
+            first_token_time=times.first_token - arrival if times.first_token else None,
+            finished_time=times.last_token - arrival if times.last_token else None,
             mean_itl=(times.last_token - times.first_token) / (longest - 1) if longest > 1 else None,
             num_preemptions=group.num_preemptions,
             num_swaps=group.num_swaps,

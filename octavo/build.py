@@ -1,0 +1,276 @@
+"""The composition root: a configuration becomes a running engine. The only place that picks concrete classes.
+
+Two doors: ``load`` for whoever computes, ``open_frontend`` for whoever only needs text and limits.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from octavo.backends.base import Backend, KVCacheSpec
+from octavo.config import ConfigError, EngineConfig, ModelConfig
+from octavo.engine.engine import Engine
+from octavo.engine.scheduler import Scheduler
+from octavo.executor.local import LocalExecutor
+from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.weights.checkpoint import Checkpoint, open_checkpoint
+from octavo.weights.hub import resolve_model
+from octavo.worker.model_runner import ModelRunner
+
+CPU_MEMORY_FRACTION = 0.4
+"""Default share of a CPU's memory: the machine stays usable."""
+
+Progress = Callable[[str, float], None]
+
+
+class Tokenizing(Protocol):
+    """What the frontend hands out; see ``octavo.tokenizer.Tokenizer``."""
+
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A running engine and what people want to know about it. ``phases`` maps each part of the start-up to its seconds."""
+
+    engine: Engine
+    model_config: ModelConfig
+    max_model_len: int
+    facts: dict[str, Any]
+    phases: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """What turns text into token ids and back, and the limits that a request must respect."""
+
+    tokenizer: Any  # octavo.tokenizer.Tokenizer; imported late, because it is slow to import
+    model_config: ModelConfig
+    max_model_len: int
+    vocab_size: int
+
+
+@dataclass
+class _Stopwatch:
+    """Seconds of each phase of the start-up, told to ``progress`` as it happens."""
+
+    progress: Progress
+    phases: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        self.progress(name, 0.0)
+        yield
+        self.phases[name] = time.monotonic() - start
+
+
+def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
+    """Build the engine.
+
+    Raises:
+        ConfigError: the configuration cannot work, in one line that says what to change.
+    """
+    watch = _Stopwatch(progress or (lambda phase, fraction: None))
+    with watch.phase("open model"):
+        checkpoint = _open(config)
+        max_model_len = resolve_max_model_len(config, checkpoint.config)
+        _check_budgets(config, max_model_len)
+    with watch.phase("start backend"):
+        dtype = resolve_dtype(config, checkpoint.config)
+        backend = make_backend(config, dtype)
+        memory_before = backend.available_memory()
+    with watch.phase("load weights"):
+        model = _load_model(config, checkpoint, backend, max_model_len, watch.progress)
+    with watch.phase("allocate kv cache"):
+        weight_bytes = max(0, memory_before - backend.available_memory())
+        spec = kv_cache_spec(config, checkpoint.config, dtype)
+        num_blocks = resolve_num_blocks(
+            config, spec, max_model_len=max_model_len, memory=memory_before, weight_bytes=weight_bytes
+        )
+        num_host_blocks = int(config.swap_space * 2**30) // spec.bytes_per_block
+        cache = backend.kv_cache(spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+        kv = KVCacheManager(
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            num_rows=config.max_num_seqs,
+            max_blocks=-(-max_model_len // config.block_size),
+            enable_prefix_caching=config.enable_prefix_caching,
+            namespace=f"{checkpoint.path}:{dtype}:{spec.dtype}",
+        )
+    with watch.phase("start engine"):
+        facts = checkpoint.config
+        runner = ModelRunner(
+            model,
+            cache,
+            backend,
+            max_num_seqs=config.max_num_seqs,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=facts.eos_token_ids,
+        )
+        runner.warm_up()
+        executor = LocalExecutor(runner.execute, overlap=config.async_scheduling)
+        scheduler = Scheduler(config, kv, max_model_len=max_model_len, eos_token_ids=facts.eos_token_ids)
+        engine = Engine(scheduler, executor, max_in_flight=2 if config.async_scheduling else 1)
+    return Loaded(
+        engine=engine,
+        model_config=checkpoint.config,
+        max_model_len=max_model_len,
+        facts={
+            "model": config.model,
+            "architecture": checkpoint.config.architecture,
+            "dtype": dtype,
+            "kv_cache_dtype": spec.dtype,
+            "backend": backend.describe(),
+            "isa": getattr(backend, "isa", config.backend),
+            "block_size": config.block_size,
+            "num_device_blocks": num_blocks,
+            "num_host_blocks": num_host_blocks,
+            "kv_cache_bytes": num_blocks * spec.bytes_per_block,
+            "max_model_len": max_model_len,
+            "max_concurrency": num_blocks / (-(-max_model_len // config.block_size)),
+        },
+        phases=watch.phases,
+    )
+
+
+def open_frontend(config: EngineConfig) -> Frontend:
+    """Tokenizer and limits, without weights.
+
+    Raises:
+        ConfigError: the model cannot be opened or has no usable tokenizer.
+    """
+    from octavo.tokenizer import open_tokenizer
+
+    checkpoint = _open(config)
+    return Frontend(
+        tokenizer=open_tokenizer(checkpoint, override=config.tokenizer, chat_template=config.chat_template),
+        model_config=checkpoint.config,
+        max_model_len=resolve_max_model_len(config, checkpoint.config),
+        vocab_size=checkpoint.config.vocab_size,
+    )
+
+
+def _open(config: EngineConfig) -> Checkpoint:
+    path: Path = resolve_model(config.model, revision=config.revision, progress=True)
+    return open_checkpoint(path, load_format=config.load_format)
+
+
+def _load_model(config: EngineConfig, checkpoint: Checkpoint, backend: Backend, max_model_len: int, progress: Progress) -> Any:
+    from octavo.models import load_model
+
+    return load_model(
+        checkpoint.config,
+        checkpoint.source,
+        backend,
+        max_model_len=max_model_len,
+        progress=lambda fraction: progress("load weights", fraction),
+    )
+
+
+def make_backend(config: EngineConfig, dtype: str) -> Backend:
+    """The one backend of this engine, by name."""
+    if config.backend == "reference":
+        from octavo.backends.reference.backend import ReferenceBackend
+
+        return ReferenceBackend(compute_dtype=dtype)
+    from octavo.backends.cpu.backend import CpuBackend
+
+    return CpuBackend(compute_dtype=dtype, isa=config.isa, num_threads=config.num_threads)
+
+
+def resolve_dtype(config: EngineConfig, model: ModelConfig) -> str:
+    """The dtype of weights and activations: "bfloat16" or "float32".
+
+    Raises:
+        ConfigError: float16 was asked for.
+    """
+    if config.dtype in ("half", "float16"):
+        raise ConfigError("float16 is not computed on this backend: use --dtype bfloat16 (same size) or --dtype float32")
+    if config.dtype == "auto":
+        return "float32" if model.dtype == "float32" else "bfloat16"
+    return "float32" if config.dtype == "float" else config.dtype
+
+
+def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """The longest sequence in tokens.
+
+    Raises:
+        ConfigError: more than the model's positions were asked for.
+    """
+    limit = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ConfigError(f"--max-model-len {config.max_model_len} is more than the {limit} positions that the model was made for")
+    return config.max_model_len or limit
+
+
+def _check_budgets(config: EngineConfig, max_model_len: int) -> None:
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} must be at least --max-num-seqs {config.max_num_seqs}"
+        )
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
+        raise ConfigError(
+            f"without chunked prefill --max-num-batched-tokens ({config.max_num_batched_tokens}) must be at least "
+            f"--max-model-len ({max_model_len})"
+        )
+
+
+def kv_cache_spec(config: EngineConfig, model: ModelConfig, dtype: str) -> KVCacheSpec:
+    return KVCacheSpec(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=config.block_size,
+        dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+    )
+
+
+def resolve_num_blocks(config: EngineConfig, spec: KVCacheSpec, *, max_model_len: int, memory: int, weight_bytes: int) -> int:
+    """Device blocks: what was asked for, or what the memory share leaves beside the weights, and never more than is useful.
+
+    ``memory`` is what this process could use before it loaded ``weight_bytes`` of weights.
+
+    Raises:
+        ConfigError: one sequence of ``max_model_len`` would not fit; the message names commands that would work.
+    """
+    fraction = CPU_MEMORY_FRACTION if config.gpu_memory_utilization is None else config.gpu_memory_utilization
+    per_sequence = -(-max_model_len // config.block_size)
+    if config.num_gpu_blocks_override is not None:
+        num_blocks = config.num_gpu_blocks_override
+    elif config.kv_cache_memory_bytes is not None:
+        num_blocks = config.kv_cache_memory_bytes // spec.bytes_per_block
+    else:
+        useful = config.max_num_seqs * per_sequence
+        num_blocks = min(useful, max(0, int(memory * fraction) - weight_bytes) // spec.bytes_per_block)
+    if num_blocks < per_sequence:
+        raise ConfigError(_pool_too_small(config, spec, num_blocks, max_model_len, memory, weight_bytes))
+    return num_blocks
+
+
+def _pool_too_small(
+    config: EngineConfig, spec: KVCacheSpec, num_blocks: int, max_model_len: int, memory: int, weight_bytes: int
+) -> str:
+    """One line with the numbers and up to three commands that would work."""
+    needed = -(-max_model_len // config.block_size) * spec.bytes_per_block
+    ways = []
+    if num_blocks > 0:
+        ways.append(f"--max-model-len {num_blocks * config.block_size}")
+    enough = (needed + weight_bytes) / memory + 0.01 if memory else 2.0
+    if enough <= 1.0:
+        ways += [f"--gpu-memory-utilization {enough:.2f}", f"--kv-cache-memory-bytes {needed}"]
+    if spec.dtype == "float32":
+        ways.append("--kv-cache-dtype bfloat16")
+    if not ways:
+        short = max(1, (memory - weight_bytes) // 2 // spec.bytes_per_block) * config.block_size
+        ways.append(f"--max-model-len {short} --gpu-memory-utilization 0.9")
+    commands = ", or ".join(f"`octavo serve {config.model} {way}`" for way in ways[:3])
+    return (
+        f"one sequence of {max_model_len} tokens needs {needed / 2**20:.0f} MiB of KV cache, but the pool has "
+        f"{num_blocks * spec.bytes_per_block / 2**20:.0f} MiB ({num_blocks} blocks of {config.block_size} tokens). "
+        f"These would work: {commands}"
+    )

@@ -1,0 +1,308 @@
+"""``LLM``: offline generation over an engine in the caller's own process. What you debug in a notebook is what serves.
+
+Owns the tokenizer and the engine; turns prompts into requests and deltas into ``RequestOutput``. Not thread-safe.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from octavo.build import load, open_frontend
+from octavo.config import ConfigError, EngineConfig
+from octavo.detokenizer import TextStream
+from octavo.outputs import CompletionOutput, Logprob, RequestOutput, TokenDelta
+from octavo.request import Request
+from octavo.sampling_params import ParameterError, SamplingParams
+from octavo.step import TokenLogprobs
+from octavo.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | dict[str, Any]
+Message = dict[str, Any]
+
+_DEFAULT_FIELDS = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+
+
+class _Branch:
+    """One output as it grows."""
+
+    def __init__(self, index: int, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: list[int]) -> None:
+        self.output = CompletionOutput(index=index, text="", token_ids=[])
+        self._stream = TextStream(tokenizer, params, prompt_token_ids) if params.detokenize else None
+        self._tokenizer = tokenizer
+
+    def take(self, delta: TokenDelta) -> str:
+        """Add a delta; returns the text that is final now."""
+        output, stream = self.output, self._stream
+        new_text = stream.push(delta.token_ids) if stream else ""
+        output.token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            output.logprobs = (output.logprobs or []) + [_as_dict(entry, self._tokenizer) for entry in delta.logprobs]
+        output.cumulative_logprob = delta.cumulative_logprob
+        if stream is not None and stream.stopped is not None:
+            output.finish_reason, output.stop_reason = "stop", stream.stopped
+        elif delta.finish_reason is not None:
+            output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+            new_text += stream.finish() if stream else ""
+            if stream is not None and stream.stopped is not None:
+                output.finish_reason, output.stop_reason = "stop", stream.stopped
+        output.text += new_text
+        return new_text
+
+
+class _Pending:
+    """One request on its way."""
+
+    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self._tokenizer = tokenizer
+        params, ids = request.params, request.prompt_token_ids
+        self.branches = [_Branch(i, tokenizer, params, ids) for i in range(params.n)]
+        self.result = RequestOutput(
+            request_id=request.id,
+            prompt=prompt,
+            prompt_token_ids=ids,
+            outputs=[branch.output for branch in self.branches],
+            finished=False,
+        )
+
+    @property
+    def finished(self) -> bool:
+        return all(branch.output.finish_reason is not None for branch in self.branches)
+
+    def take(self, delta: TokenDelta) -> str:
+        branch = self.branches[delta.branch]
+        if branch.output.finish_reason is not None:
+            return ""
+        text = branch.take(delta)
+        if delta.prompt_logprobs is not None:
+            entries = [_as_dict(entry, self._tokenizer) for entry in delta.prompt_logprobs]
+            self.result.prompt_logprobs = [None, *entries]
+        self.result.num_cached_tokens = delta.num_cached_tokens
+        self.result.metrics = delta.metrics or self.result.metrics
+        self.result.finished = self.finished
+        return text
+
+
+def _as_dict(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
+    """The likeliest tokens in order, the one that stands there among them or last."""
+    found = {
+        token: Logprob(logprob, rank, tokenizer.token_text(token))
+        for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
+    }
+    found.setdefault(entry.token_id, Logprob(entry.logprob, entry.rank, tokenizer.token_text(entry.token_id)))
+    return found
+
+
+class LLM:
+    """A model, ready to generate. Every field of ``octavo.config.EngineConfig`` is a keyword.
+
+    Raises:
+        ConfigError: the configuration cannot work, in one line that says what to change.
+    """
+
+    def __init__(self, model: str, **config: Any) -> None:
+        known = {field.name for field in msgspec.structs.fields(EngineConfig)}
+        for name in config:
+            if name not in known:
+                raise ConfigError(f"LLM has no argument {name!r}; it has: {', '.join(sorted(known))}")
+        self.config = EngineConfig(model=model, **config)
+        frontend = open_frontend(self.config)
+        loaded = load(self.config)
+        self.facts = loaded.facts
+        self.max_model_len = loaded.max_model_len
+        self._engine = loaded.engine
+        self._tokenizer: Tokenizer = frontend.tokenizer
+        self._model_config = loaded.model_config
+        self._request_ids = count()
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's own recommendations (generation_config.json) over Octavo's defaults."""
+        defaults = {name: value for name, value in self._model_config.default_sampling.items() if name in _DEFAULT_FIELDS}
+        return SamplingParams(**defaults)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; the outputs come in the order of the prompts.
+
+        A prompt is text, a list of token ids, or a dict with ``prompt`` or ``prompt_token_ids``. One ``SamplingParams`` serves
+        all prompts, or each has its own. The seed of a prompt without one follows from the engine's seed and its place in
+        the list, so a program gives the same outputs each time it runs.
+
+        Raises:
+            ParameterError: a prompt or a parameter cannot be honoured; nothing is generated then.
+        """
+        listed = _listed(prompts)
+        params = self._params_for(listed, sampling_params)
+        if priority is not None and len(priority) != len(listed):
+            raise ParameterError(f"{len(listed)} prompts, but {len(priority)} priorities", param="priority")
+        pending: dict[str, _Pending] = {}
+        try:
+            for index, (prompt, one) in enumerate(zip(listed, params, strict=True)):
+                item = self._enqueue(prompt, one, seed_index=index, priority=priority[index] if priority else 0)
+                pending[item.request.id] = item
+            for _ in self._run(pending, use_tqdm=use_tqdm):
+                pass
+        except BaseException:
+            for request_id in pending:
+                self._engine.abort(request_id)
+            raise
+        return [item.result for item in pending.values()]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several, through the model's chat template."""
+        several = [messages] if messages and isinstance(messages[0], dict) else list(messages)
+        prompts = []
+        for conversation in several:
+            text = self._tokenizer.apply_chat_template(
+                conversation,  # type: ignore[arg-type]  # narrowed above: a list of messages
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=chat_template_kwargs,
+            )
+            prompts.append({"prompt": text, "prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams | None = None) -> Iterator[str]:
+        """Answer one conversation piece by piece. Closing the iterator ends the request."""
+        text = self._tokenizer.apply_chat_template(messages)
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        params = sampling_params or self.get_default_sampling_params()
+        item = self._enqueue({"prompt": text, "prompt_token_ids": ids}, params, seed_index=0, priority=0)
+        try:
+            yield from self._run({item.request.id: item}, use_tqdm=False)
+        finally:
+            self._engine.abort(item.request.id)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix."""
+        self._engine.scheduler.kv.device.forget_cached()
+
+    def shutdown(self) -> None:
+        """End the worker thread; the engine cannot be used any more."""
+        self._engine.shutdown()
+
+    def _enqueue(self, prompt: Prompt, params: SamplingParams, *, seed_index: int, priority: int) -> _Pending:
+        text, ids = self._prompt_ids(prompt)
+        self._check_against_model(ids, params)
+        request = Request(
+            id=f"request-{next(self._request_ids)}",
+            prompt_token_ids=ids,
+            params=params,
+            seed=params.seed if params.seed is not None else (self.config.seed << 32) + seed_index,
+            arrival_time=time.monotonic(),
+            priority=priority,
+            bad_words_token_ids=self._tokenizer.bad_words_ids(params.bad_words or ()),
+        )
+        self._engine.add(request)
+        return _Pending(request, text, self._tokenizer)
+
+    def _prompt_ids(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self._tokenizer.encode(prompt)
+        if isinstance(prompt, dict):
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+            if isinstance(prompt.get("prompt"), str):
+                return prompt["prompt"], self._tokenizer.encode(prompt["prompt"])
+            raise ParameterError("a prompt dict needs 'prompt' or 'prompt_token_ids'", param="prompt")
+        return None, [int(token) for token in prompt]
+
+    def _check_against_model(self, ids: list[int], params: SamplingParams) -> None:
+        vocab_size, most = self._model_config.vocab_size, self.config.max_logprobs
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise ParameterError(f"Token id {token} is out of vocabulary", param="prompt", value=token)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > most:
+                raise ParameterError(f"{name} must be at most {most}, got {value}.", param=name, value=value)
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            outside = [token for token in getattr(params, name) or () if token >= vocab_size]
+            if outside:
+                raise ParameterError(f"{name} contains out-of-vocabulary ids {outside[:5]}", param=name, value=outside[0])
+
+    def _params_for(
+        self, prompts: list[Prompt], given: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if given is None:
+            return [self.get_default_sampling_params()] * len(prompts)
+        if isinstance(given, SamplingParams):
+            return [given] * len(prompts)
+        if len(given) != len(prompts):
+            raise ParameterError(f"{len(prompts)} prompts, but {len(given)} sampling parameters", param="sampling_params")
+        return list(given)
+
+    def _run(self, pending: dict[str, _Pending], *, use_tqdm: bool) -> Iterator[str]:
+        """Step until all of ``pending`` are finished; yields new text, of whichever request."""
+        bar = _ProgressBar(pending) if use_tqdm else None
+        while not all(item.finished for item in pending.values()):
+            for delta in self._engine.step():
+                item = pending.get(delta.request_id)
+                if item is None:
+                    continue
+                text = item.take(delta)
+                output = item.branches[delta.branch].output
+                if output.finish_reason is not None and delta.finish_reason is None:  # a stop string: the engine cannot know
+                    item.result.metrics = self._engine.abort(delta.request_id, delta.branch) or item.result.metrics
+                if bar is not None:
+                    bar.update(delta, item)
+                if text:
+                    yield text
+        if bar is not None:
+            bar.close()
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt, or several, as a list."""
+    if isinstance(prompts, str | dict):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [items]  # type: ignore[list-item]  # a single prompt of token ids
+    return items  # type: ignore[return-value]
+
+
+class _ProgressBar:
+    """Finished requests, and the speed of input and output so far."""
+
+    def __init__(self, pending: dict[str, _Pending]) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=len(pending), desc="Processed prompts", unit="req", dynamic_ncols=True)
+        self._start = time.monotonic()
+        self._input = self._output = 0
+        self._counted: set[str] = set()
+
+    def update(self, delta: TokenDelta, item: _Pending) -> None:
+        self._output += len(delta.token_ids)
+        if item.finished and delta.request_id not in self._counted:
+            self._counted.add(delta.request_id)
+            self._input += len(item.request.prompt_token_ids)
+            seconds = max(time.monotonic() - self._start, 1e-9)
+            speed = f"input {self._input / seconds:.1f} tokens/s, output {self._output / seconds:.1f} tokens/s"
+            self._bar.set_postfix_str(speed, refresh=False)
+            self._bar.update()
+
+    def close(self) -> None:
+        self._bar.close()

@@ -1,0 +1,162 @@
+"""Computes one step: copies, forward, sampling; a plan in, a ``ModelOutput`` out.
+
+Owns the model, the KV tensors and one int32 per row: the token sampled there last, which the next plan may refer to without
+knowing it. Remembers nothing else; plans arrive in order, on one thread.
+"""
+
+import time
+
+import numpy as np
+
+from octavo.backends.base import Array, Backend, Batch, KVCache
+from octavo.models import Model
+from octavo.sampling.sampler import Sampler, SampleRow
+from octavo.sampling_params import SamplingParams
+from octavo.step import (
+    BlockCopies,
+    ModelOutput,
+    ScheduledSequence,
+    SchedulerOutput,
+    StepTimings,
+    TokenLogprobs,
+)
+from octavo.worker.batch import sampled_rows, step_arrays
+
+
+class ModelRunner:
+    """Runs plans of at most ``max_num_seqs`` sequences."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        backend: Backend,
+        *,
+        max_num_seqs: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._backend = backend
+        self._block_size = cache.spec.block_size
+        self._sampler = Sampler(backend, vocab_size, eos_token_ids)
+        self._last_token = np.zeros(max_num_seqs, np.int32)
+
+    def warm_up(self) -> None:
+        """One token through the model, so that the first request finds threads, memory and weights awake."""
+        sequence = ScheduledSequence(
+            seq_id=-1,
+            row=0,
+            start=0,
+            token_ids=[0],
+            prompt_len=1,
+            sample_rows=(0,),
+            seeds=(0,),
+            params=SamplingParams(temperature=0.0),
+        )
+        copies = BlockCopies(swap_out=[], swap_in=[], copy=[])
+        tables = np.zeros((1, 1), np.int32)
+        self.execute(SchedulerOutput(step_id=-1, sequences=[sequence], block_tables=tables, copies=copies))
+
+    def execute(self, plan: SchedulerOutput) -> ModelOutput:
+        """Carry out one plan."""
+        started = time.perf_counter()
+        self._backend.begin_step()
+        if plan.copies:
+            self._backend.ops.copy_blocks(self._cache, plan.copies)
+        copied = time.perf_counter()
+        if not plan.sequences:
+            return ModelOutput(step_id=plan.step_id, token_ids=[], timings=StepTimings(copies=copied - started))
+        arrays = step_arrays(plan, self._last_token, self._block_size)
+        rows, first_rows = sampled_rows(plan, arrays["query_start"])
+        tensors = {name: self._backend.tensor(array) for name, array in arrays.items()}
+        hidden = self._model.forward(Batch(**tensors, logits_rows=self._backend.tensor(rows)), self._cache)
+        logits = self._model.logits(hidden, self._backend.tensor(rows)) if len(rows) else None
+        computed = time.perf_counter()
+        token_ids, logprobs = self._sample(plan, logits, first_rows)
+        prompt_logprobs = self._prompt_logprobs(plan, hidden, arrays["query_start"])
+        return ModelOutput(
+            step_id=plan.step_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            timings=StepTimings(
+                copies=copied - started, forward=computed - copied, sampling=time.perf_counter() - computed
+            ),
+        )
+
+    def _sample(
+        self, plan: SchedulerOutput, logits: Array | None, first_rows: list[int]
+    ) -> tuple[list[list[int]], list[list[TokenLogprobs] | None] | None]:
+        if logits is None:
+            return [[] for _ in plan.sequences], None
+        draws: list[SampleRow] = []
+        for seq, first in zip(plan.sequences, first_rows, strict=True):
+            if first >= 0:
+                draws.extend(_draws(seq, first))
+        drawn, drawn_logprobs = self._sampler(logits, draws)
+        tokens: list[list[int]] = []
+        logprobs: list[list[TokenLogprobs] | None] = []
+        next_draw = 0
+        for seq in plan.sequences:
+            count = len(seq.sample_rows) + seq.num_drafts if seq.sample_rows else 0
+            mine = drawn[next_draw : next_draw + count]
+            if seq.num_drafts:
+                mine = accepted(seq.token_ids[len(seq.token_ids) - seq.num_drafts :], mine)
+            if seq.sample_rows:
+                self._last_token[list(seq.sample_rows)] = mine if not seq.num_drafts else mine[-1]
+            tokens.append(mine)
+            wants = seq.num_logprobs is not None and count
+            logprobs.append([e for e in drawn_logprobs[next_draw : next_draw + len(mine)] if e is not None] if wants else None)
+            next_draw += count
+        return tokens, logprobs if any(logprobs) else None
+
+    def _prompt_logprobs(
+        self, plan: SchedulerOutput, hidden: Array, query_start: np.ndarray
+    ) -> list[list[TokenLogprobs] | None] | None:
+        if all(seq.prompt_targets is None for seq in plan.sequences):
+            return None
+        results: list[list[TokenLogprobs] | None] = []
+        for seq, first in zip(plan.sequences, query_start.tolist(), strict=False):
+            if seq.prompt_targets is None:
+                results.append(None)
+                continue
+            rows = np.arange(first, first + len(seq.prompt_targets), dtype=np.int32)
+            logits = self._model.logits(hidden, self._backend.tensor(rows))
+            results.append(self._sampler.prompt_logprobs(logits, seq.prompt_targets, seq.num_prompt_logprobs or 0))
+        return results
+
+
+def _draws(seq: ScheduledSequence, first: int) -> list[SampleRow]:
+    """The draws that a sequence wants: one for each branch from its last row, or one from each row that verifies a draft."""
+    if seq.params is None:
+        raise ValueError(f"sequence {seq.seq_id} is to be sampled but has no parameters")
+    position = seq.start + len(seq.token_ids) - seq.num_drafts
+    if seq.num_drafts:
+        steps = [(i, seq.seeds[0]) for i in range(seq.num_drafts + 1)]
+    else:
+        steps = [(0, seed) for seed in seq.seeds]
+    return [
+        SampleRow(
+            logits_row=first + offset,
+            params=seq.params,
+            seed=seed,
+            position=position + offset,
+            num_output_tokens=position + offset - seq.prompt_len,
+            history=seq.history,
+            prompt_len=seq.prompt_len,
+            bad_words_token_ids=seq.bad_words_token_ids,
+            num_logprobs=seq.num_logprobs,
+        )
+        for offset, seed in steps
+    ]
+
+
+def accepted(drafts: list[int], drawn: list[int]) -> list[int]:
+    """Of k + 1 draws: those up to and including the first that differs from its draft. Each draw is what decoding without
+    drafts would have drawn at its position, so speculation never changes an output."""
+    for i, draft in enumerate(drafts):
+        if drawn[i] != draft:
+            return drawn[: i + 1]
+    return drawn
