@@ -36,6 +36,7 @@ _SCALARS = {
     11: "<i8",
     12: "<f8",
 }
+_KINDS = frozenset(GgmlType)
 _MAX_KEY = 65_535
 _MAX_NAME = 1_024
 _MAX_DIMS = 4
@@ -258,7 +259,7 @@ def _read_info(cursor: _Cursor) -> _Info:
         raise cursor.damaged(f"{what} has {num_dims} dimensions")
     dims = [cursor.u64(what) for _ in range(num_dims)]
     number, offset = cursor.u32(what), cursor.u64(what)
-    if number not in set(GgmlType):
+    if number not in _KINDS:
         readable = ", ".join(kind.name for kind in GgmlType)
         kind_name = OTHER_TYPES.get(number, f"number {number}")
         raise ConfigError(f"{cursor.path}: {what} has type {kind_name}, which is not supported; these are: {readable}")
@@ -279,8 +280,8 @@ def _check_layout(cursor: _Cursor, infos: list[_Info], *, data_size: int, alignm
         if info.offset < position:
             raise cursor.damaged(f"tensor {info.name!r} overlaps another one")
         position = info.offset + info.size
-    if position > data_size:
-        needed = max(0, data_size)
+    available = max(0, data_size)
+    if position > available:
         raise ConfigError(
-            f"{cursor.path}: truncated, the tensors need {position} bytes and {needed} are there; download it again"
+            f"{cursor.path}: truncated, the tensors need {position} bytes and {available} are there; download it again"
         )

@@ -32,6 +32,8 @@ class Family:
 
     head_dim: int | None = None
     """When missing; None: hidden size / heads."""
+    num_kv_heads: int | None = None
+    """When missing; None: as many as heads."""
     windows: Literal["none", "every layer", "by layer"] = "none"
     qkv_bias: bool | None = None
     output_bias: bool | None = None
@@ -41,9 +43,9 @@ class Family:
 
 FAMILIES = {
     "LlamaForCausalLM": Family(mlp_bias=None),
-    "MistralForCausalLM": Family(windows="every layer", qkv_bias=False, output_bias=False),
-    "Qwen2ForCausalLM": Family(windows="by layer", qkv_bias=True, output_bias=False),
-    "Qwen3ForCausalLM": Family(head_dim=128, windows="by layer", qk_norm=True),
+    "MistralForCausalLM": Family(num_kv_heads=8, windows="every layer", qkv_bias=False, output_bias=False),
+    "Qwen2ForCausalLM": Family(num_kv_heads=32, windows="by layer", qkv_bias=True, output_bias=False),
+    "Qwen3ForCausalLM": Family(head_dim=128, num_kv_heads=32, windows="by layer", qk_norm=True),
 }
 
 
@@ -74,7 +76,7 @@ def parse_hf_config(
         intermediate_size=fields.integer("intermediate_size", high=MAX_WIDTH),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=fields.maybe_integer("num_key_value_heads", high=MAX_HEADS) or num_heads,
+        num_kv_heads=_num_kv_heads(fields, family, num_heads),
         head_dim=_head_dim(fields, family, hidden_size, num_heads),
         max_position_embeddings=max_positions,
         rms_norm_eps=_or(fields.maybe_number("rms_norm_eps", low=0, high=1), 1e-6),
@@ -157,6 +159,13 @@ def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) 
             )
         head_dim = hidden_size // num_heads
     return head_dim
+
+
+def _num_kv_heads(fields: Fields, family: Family, num_heads: int) -> int:
+    count = fields.maybe_integer("num_key_value_heads", high=MAX_HEADS)
+    if count is None and "num_key_value_heads" not in fields.names():
+        count = family.num_kv_heads
+    return count or num_heads
 
 
 def _dtype(fields: Fields, stored: StoredDtype) -> StoredDtype:

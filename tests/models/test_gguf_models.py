@@ -161,7 +161,7 @@ def test_smaller_types_give_the_logits_of_the_weights_they_hold(name: str, tmp_p
         "num_hidden_layers": 2,
         "initializer_range": 0.2,
     }
-    model: Any = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2))
+    model: Any = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
     kind = gguf.GGMLQuantizationType[name]
     with torch.no_grad():
         for parameter in model.parameters():
