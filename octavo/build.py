@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from octavo.backends.base import Backend, KVCacheSpec
+from octavo.backends.base import Backend, KVCache, KVCacheSpec
 from octavo.config import ConfigError, EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
 from octavo.engine.scheduler import Scheduler
 from octavo.executor.local import LocalExecutor
 from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.models import Model, load_model
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.hub import resolve_model
 from octavo.worker.model_runner import ModelRunner
@@ -24,12 +25,6 @@ CPU_MEMORY_FRACTION = 0.4
 """Default share of a CPU's memory: the machine stays usable."""
 
 Progress = Callable[[str, float], None]
-
-
-class Tokenizing(Protocol):
-    """What the frontend hands out; see ``octavo.tokenizer.Tokenizer``."""
-
-    vocab_size: int
 
 
 @dataclass(frozen=True)
@@ -84,38 +79,22 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
         backend = make_backend(config, dtype)
         memory_before = backend.available_memory()
     with watch.phase("load weights"):
-        model = _load_model(config, checkpoint, backend, max_model_len, watch.progress)
+        model = load_model(
+            checkpoint.config,
+            checkpoint.source,
+            backend,
+            max_model_len=max_model_len,
+            progress=lambda fraction: watch.progress("load weights", fraction),
+        )
     with watch.phase("allocate kv cache"):
         weight_bytes = max(0, memory_before - backend.available_memory())
         spec = kv_cache_spec(config, checkpoint.config, dtype)
         num_blocks = resolve_num_blocks(
             config, spec, max_model_len=max_model_len, memory=memory_before, weight_bytes=weight_bytes
         )
-        num_host_blocks = int(config.swap_space * 2**30) // spec.bytes_per_block
-        cache = backend.kv_cache(spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
-        kv = KVCacheManager(
-            block_size=config.block_size,
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
-            num_rows=config.max_num_seqs,
-            max_blocks=-(-max_model_len // config.block_size),
-            enable_prefix_caching=config.enable_prefix_caching,
-            namespace=f"{checkpoint.path}:{dtype}:{spec.dtype}",
-        )
+        kv, cache = make_kv_cache(config, spec, backend, max_model_len=max_model_len, num_blocks=num_blocks, namespace=str(checkpoint.path))
     with watch.phase("start engine"):
-        facts = checkpoint.config
-        runner = ModelRunner(
-            model,
-            cache,
-            backend,
-            max_num_seqs=config.max_num_seqs,
-            vocab_size=facts.vocab_size,
-            eos_token_ids=facts.eos_token_ids,
-        )
-        runner.warm_up()
-        executor = LocalExecutor(runner.execute, overlap=config.async_scheduling)
-        scheduler = Scheduler(config, kv, max_model_len=max_model_len, eos_token_ids=facts.eos_token_ids)
-        engine = Engine(scheduler, executor, max_in_flight=2 if config.async_scheduling else 1)
+        engine = assemble(config, checkpoint.config, model, backend, kv, cache, max_model_len=max_model_len)
     return Loaded(
         engine=engine,
         model_config=checkpoint.config,
@@ -129,13 +108,56 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
             "isa": getattr(backend, "isa", config.backend),
             "block_size": config.block_size,
             "num_device_blocks": num_blocks,
-            "num_host_blocks": num_host_blocks,
+            "num_host_blocks": cache.num_host_blocks,
             "kv_cache_bytes": num_blocks * spec.bytes_per_block,
             "max_model_len": max_model_len,
             "max_concurrency": num_blocks / (-(-max_model_len // config.block_size)),
         },
         phases=watch.phases,
     )
+
+
+def make_kv_cache(
+    config: EngineConfig, spec: KVCacheSpec, backend: Backend, *, max_model_len: int, num_blocks: int, namespace: str = ""
+) -> tuple[KVCacheManager, KVCache]:
+    """The bookkeeping of ``num_blocks`` device blocks and the tensors that they stand for. ``namespace`` names the model in
+    block hashes."""
+    num_host_blocks = int(config.swap_space * 2**30) // spec.bytes_per_block
+    kv = KVCacheManager(
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        num_rows=config.max_num_seqs,
+        max_blocks=-(-max_model_len // config.block_size),
+        enable_prefix_caching=config.enable_prefix_caching,
+        namespace=f"{namespace}:{backend.compute_dtype}:{spec.dtype}",
+    )
+    return kv, backend.kv_cache(spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+
+
+def assemble(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    model: Model,
+    backend: Backend,
+    kv: KVCacheManager,
+    cache: KVCache,
+    *,
+    max_model_len: int,
+) -> Engine:
+    """An engine over a loaded model and its cache, warmed up."""
+    runner = ModelRunner(
+        model,
+        cache,
+        backend,
+        max_num_seqs=config.max_num_seqs,
+        vocab_size=model_config.vocab_size,
+        eos_token_ids=model_config.eos_token_ids,
+    )
+    runner.warm_up()
+    executor = LocalExecutor(runner.execute, overlap=config.async_scheduling)
+    scheduler = Scheduler(config, kv, max_model_len=max_model_len, eos_token_ids=model_config.eos_token_ids)
+    return Engine(scheduler, executor, max_in_flight=2 if config.async_scheduling else 1)
 
 
 def open_frontend(config: EngineConfig) -> Frontend:
@@ -158,18 +180,6 @@ def open_frontend(config: EngineConfig) -> Frontend:
 def _open(config: EngineConfig) -> Checkpoint:
     path: Path = resolve_model(config.model, revision=config.revision, progress=True)
     return open_checkpoint(path, load_format=config.load_format)
-
-
-def _load_model(config: EngineConfig, checkpoint: Checkpoint, backend: Backend, max_model_len: int, progress: Progress) -> Any:
-    from octavo.models import load_model
-
-    return load_model(
-        checkpoint.config,
-        checkpoint.source,
-        backend,
-        max_model_len=max_model_len,
-        progress=lambda fraction: progress("load weights", fraction),
-    )
 
 
 def make_backend(config: EngineConfig, dtype: str) -> Backend:

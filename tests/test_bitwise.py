@@ -1,0 +1,144 @@
+"""The one invariant, on the real model: whatever is batched, chunked, cached, preempted, swapped or overlapped around a
+request, its tokens and their log-probabilities are the same, bit for bit.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from octavo import build
+from octavo.backends.base import Backend
+from octavo.config import EngineConfig, ModelConfig
+from octavo.engine.engine import Engine
+from octavo.models import Model
+from octavo.request import Request
+from octavo.sampling_params import SamplingParams
+from octavo.weights.checkpoint import open_checkpoint
+
+MAX_MODEL_LEN = 384
+Outputs = dict[tuple[str, int], tuple[list[int], list[tuple[object, ...]]]]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    config: ModelConfig
+    model: Model
+    backend: Backend
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def loaded(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[LoadedModel]:
+    checkpoint = open_checkpoint(smollm2_path)
+    backend = build.make_backend(EngineConfig(model="smollm2"), request.param)
+    model = build.load_model(checkpoint.config, checkpoint.source, backend, max_model_len=MAX_MODEL_LEN)
+    yield LoadedModel(checkpoint.config, model, backend)
+
+
+def requests() -> list[Request]:
+    """Prompts of 1 to 300 tokens, some with a common beginning; greedy, sampled, branching, with and without penalties."""
+    shared = [(7 * j) % 9000 + 100 for j in range(70)]
+    lengths = [1, 2, 15, 16, 17, 33, 64, 100, 130, 300]
+    prompts = [[(13 * j + 101 * i) % 40000 + 300 for j in range(length)] for i, length in enumerate(lengths)]
+    prompts += [shared + [900 + i] * (i + 1) for i in range(4)]
+    made = []
+    for i, prompt in enumerate(prompts):
+        params = SamplingParams(
+            temperature=(0.0, 0.8, 1.0)[i % 3],
+            top_p=0.95 if i % 2 else 1.0,
+            top_k=50 if i % 5 == 1 else 0,
+            n=3 if i % 4 == 2 else 1,
+            repetition_penalty=1.1 if i % 6 == 4 else 1.0,
+            max_tokens=18 + 3 * (i % 5),
+            ignore_eos=True,
+            logprobs=3,
+        )
+        made.append(Request(id=f"r{i}", prompt_token_ids=prompt, params=params, seed=1000 + i, arrival_time=time.monotonic()))
+    return made
+
+
+def engine_with(loaded: LoadedModel, *, num_blocks: int = 400, **changes: object) -> Engine:
+    settings = {"async_scheduling": False, "enable_prefix_caching": False, "swap_space": 0.25, **changes}
+    config = EngineConfig(model="smollm2", max_model_len=MAX_MODEL_LEN, **settings)
+    spec = build.kv_cache_spec(config, loaded.config, loaded.backend.compute_dtype)
+    kv, cache = build.make_kv_cache(config, spec, loaded.backend, max_model_len=MAX_MODEL_LEN, num_blocks=num_blocks)
+    return build.assemble(config, loaded.config, loaded.model, loaded.backend, kv, cache, max_model_len=MAX_MODEL_LEN)
+
+
+def run(engine: Engine, todo: list[Request], *, one_by_one: bool = False) -> Outputs:
+    outputs: Outputs = {}
+    for group in [[r] for r in todo] if one_by_one else [todo]:
+        for request in group:
+            engine.add(request)
+        while engine.has_work:
+            for delta in engine.step():
+                tokens, logprobs = outputs.setdefault((delta.request_id, delta.branch), ([], []))
+                tokens.extend(delta.token_ids)
+                logprobs.extend(msgspec.structs.astuple(entry) for entry in delta.logprobs or ())
+    engine.scheduler.kv.check([])
+    engine.shutdown()
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def alone(loaded: LoadedModel) -> Outputs:
+    return run(engine_with(loaded), requests(), one_by_one=True)
+
+
+def assert_same(got: Outputs, expected: Outputs) -> None:
+    assert got.keys() == expected.keys()
+    different = [key for key in expected if got[key] != expected[key]]
+    assert not different, f"{different[0]}: {got[different[0]]} is not {expected[different[0]]}"
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["depth 1", "depth 2"])
+def test_batched(loaded: LoadedModel, alone: Outputs, overlap: bool) -> None:
+    assert_same(run(engine_with(loaded, async_scheduling=overlap), requests()), alone)
+
+
+@pytest.mark.parametrize("budget", [16, 37, 128])
+def test_chunked(loaded: LoadedModel, alone: Outputs, budget: int) -> None:
+    engine = engine_with(loaded, max_num_batched_tokens=budget, max_num_seqs=16, async_scheduling=budget == 37)
+    assert_same(run(engine, requests()), alone)
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 32])
+def test_block_size(loaded: LoadedModel, alone: Outputs, block_size: int) -> None:
+    engine = engine_with(loaded, block_size=block_size, num_blocks=6400 // block_size)
+    assert_same(run(engine, requests()), alone)
+
+
+def test_prefix_cached(loaded: LoadedModel, alone: Outputs) -> None:
+    engine = engine_with(loaded, enable_prefix_caching=True, async_scheduling=True)
+    todo = requests()
+    for request in todo:  # fill the cache with everything once
+        engine.add(msgspec.structs.replace(request, id=f"before-{request.id}"))
+    while engine.has_work:
+        engine.step()
+    hits = engine.stats().prefix_cache_hits
+    assert_same(run(engine, todo), alone)
+    assert engine.stats().prefix_cache_hits > hits + 300
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["depth 1", "depth 2"])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_preempted(loaded: LoadedModel, alone: Outputs, mode: str, overlap: bool) -> None:
+    engine = engine_with(loaded, num_blocks=28, preemption_mode=mode, async_scheduling=overlap)
+    assert_same(run(engine, requests()), alone)
+    stats = engine.stats()
+    assert stats.preemptions > 0
+    assert (stats.swaps_in > 0) == (mode == "swap")
+
+
+def test_speculated(loaded: LoadedModel, alone: Outputs) -> None:
+    assert_same(run(engine_with(loaded, spec_method="ngram", spec_tokens=3), requests()), alone)
+
+
+def test_another_number_of_threads(loaded: LoadedModel, alone: Outputs, smollm2_path: Path) -> None:
+    checkpoint = open_checkpoint(smollm2_path)
+    backend = build.make_backend(EngineConfig(model="smollm2", num_threads=1), loaded.backend.compute_dtype)
+    model = build.load_model(checkpoint.config, checkpoint.source, backend, max_model_len=MAX_MODEL_LEN)
+    assert_same(run(engine_with(LoadedModel(checkpoint.config, model, backend)), requests()), alone)
