@@ -1,16 +1,16 @@
-"""``allowed_token_ids``: everything else is impossible."""
+"""``allowed_token_ids``: every other token becomes impossible."""
 
 import numpy as np
 
-from octavo.sampling.sample_row import SampleRow
+from octavo.sampling.row import SampleRow, ids_within
 
 
 class AllowedTokens:
     def wanted(self, row: SampleRow) -> bool:
-        return bool(row.params.allowed_token_ids)
+        return row.params.allowed_token_ids is not None
 
-    def apply(self, row: SampleRow, logits: np.ndarray) -> None:
-        allowed = np.array(row.params.allowed_token_ids, np.int64)
+    def apply(self, logits: np.ndarray, row: SampleRow) -> None:
+        allowed = ids_within(tuple(row.params.allowed_token_ids or ()), len(logits))
         kept = logits[allowed]
         logits.fill(-np.inf)
         logits[allowed] = kept

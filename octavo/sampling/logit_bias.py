@@ -1,14 +1,15 @@
-"""``logit_bias``: a number added to the logits of some tokens."""
+"""``logit_bias``: a number added to the logits of chosen tokens."""
 
 import numpy as np
 
-from octavo.sampling.sample_row import SampleRow
+from octavo.sampling.row import SampleRow
 
 
 class LogitBias:
     def wanted(self, row: SampleRow) -> bool:
         return bool(row.params.logit_bias)
 
-    def apply(self, row: SampleRow, logits: np.ndarray) -> None:
-        bias = row.params.logit_bias or {}
-        logits[np.fromiter(bias.keys(), np.int64, len(bias))] += np.fromiter(bias.values(), np.float32, len(bias))
+    def apply(self, logits: np.ndarray, row: SampleRow) -> None:
+        for token_id, bias in (row.params.logit_bias or {}).items():
+            if 0 <= token_id < len(logits):
+                logits[token_id] += np.float32(bias)

@@ -1,12 +1,13 @@
-"""Repetition, frequency and presence penalties over the tokens so far.
+"""``repetition_penalty`` (Keskar et al. 2019, over prompt and output), ``frequency_penalty`` and ``presence_penalty``
+(OpenAI's definitions, over the output).
 
-Repetition (Keskar et al. 2019, section 4.1) looks at prompt and output; a positive logit is divided by it, a negative one
-multiplied. Frequency and presence (OpenAI's API) look at the output alone.
+logit = (logit / r if logit > 0 else logit * r) if the token occurred at all; then minus f times its count in the output and
+minus p if that count is not zero. All in float32.
 """
 
 import numpy as np
 
-from octavo.sampling.sample_row import SampleRow
+from octavo.sampling.row import SampleRow, history_of, ids_within
 
 
 class Penalties:
@@ -14,14 +15,15 @@ class Penalties:
         params = row.params
         return bool(params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty)
 
-    def apply(self, row: SampleRow, logits: np.ndarray) -> None:
-        params = row.params
-        history = np.array(row.history or (), np.int64)
+    def apply(self, logits: np.ndarray, row: SampleRow) -> None:
+        params, history = row.params, history_of(row)
+        # Repeated ids in an index are harmless below: each assigns the same value, computed from the logit read before.
         if params.repetition_penalty != 1.0:
-            seen = np.unique(history)
-            values, penalty = logits[seen], np.float32(params.repetition_penalty)
+            seen, penalty = ids_within(history, len(logits)), np.float32(params.repetition_penalty)
+            values = logits[seen]
             logits[seen] = np.where(values > 0, values / penalty, values * penalty)
         if params.frequency_penalty or params.presence_penalty:
-            tokens, counts = np.unique(history[row.prompt_len :], return_counts=True)
-            logits[tokens] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
-            logits[tokens] -= np.float32(params.presence_penalty)
+            drawn = ids_within(history[row.prompt_len :], len(logits))
+            counts = np.bincount(drawn)[drawn].astype(np.float32) if len(drawn) else np.empty(0, np.float32)
+            values = logits[drawn] - np.float32(params.frequency_penalty) * counts
+            logits[drawn] = values - np.float32(params.presence_penalty)

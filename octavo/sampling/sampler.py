@@ -1,8 +1,13 @@
-"""Logits to tokens, for a whole step at once.
+"""``Sampler``: logits -> tokens, for any mix of requests in one call.
 
-Owns the order of the features: allowed ids, bad words, minimum length, bias, penalties, then temperature, top-k, top-p and
-min-p in ``Ops.sample``. The row contract holds here too: a draw depends on its own row alone, whatever the batch.
+Owns the order of the features and the grouping that makes a feature nobody wants cost nothing. Knows nothing of sequences.
+The invariant: a draw depends on its own ``SampleRow`` and its own row of logits, never on the rest of the batch, bit for bit.
+Log-probabilities come from the model's logits as they were before any feature. A row that cannot be drawn from gives
+``INVALID_TOKEN`` and harms no other.
 """
+
+from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 
@@ -12,80 +17,142 @@ from octavo.sampling.bad_words import BadWords
 from octavo.sampling.logit_bias import LogitBias
 from octavo.sampling.min_tokens import MinTokens
 from octavo.sampling.penalties import Penalties
-from octavo.sampling.sample_row import Filter, SampleRow
+from octavo.sampling.row import Feature, SampleRow
+from octavo.sampling.verify import draft_rows, num_accepted
 from octavo.step import TokenLogprobs
 
-__all__ = ["NO_TOKEN", "SampleRow", "Sampler"]
+__all__ = ["INVALID_TOKEN", "SampleRow", "Sampler"]
 
-NO_TOKEN = -1
-"""Drawn where a row has no possible token: every logit is NaN or minus infinity, by computation or by the request's filters."""
+INVALID_TOKEN = -1
+"""Instead of a token: the row's logits hold NaN or infinity, or the request's own parameters leave it no token at all. The
+sequence should end with finish reason "error"."""
 
 
 class Sampler:
-    """``eos_token_ids`` are the model's own end-of-sequence tokens."""
+    """``eos_token_ids`` are the model's, for ``min_tokens``."""
 
     def __init__(self, backend: Backend, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._backend = backend
         self._vocab_size = vocab_size
-        self._filters: tuple[Filter, ...] = (AllowedTokens(), BadWords(), MinTokens(eos_token_ids), LogitBias(), Penalties())
+        # The order of vLLM: what is impossible, then what is shifted, then what is damped; temperature and the rest follow.
+        self._features: tuple[Feature, ...] = (
+            AllowedTokens(),
+            BadWords(),
+            MinTokens(eos_token_ids),
+            LogitBias(),
+            Penalties(),
+        )
 
-    def __call__(self, logits: Array, rows: list[SampleRow]) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """Draw one token for each of ``rows`` from float32[R, V] logits, which stay as they are.
-
-        Returns the tokens (``NO_TOKEN`` where none is possible) and, for rows that want them, log-probabilities of the raw
-        logits, before any filter.
-        """
-        changes = [(i, f) for i, row in enumerate(rows) for f in self._filters if f.wanted(row)]
-        one_to_one = len(rows) == len(logits) and all(row.logits_row == i for i, row in enumerate(rows))
-        work = logits if one_to_one and not changes else self._gather(logits, rows)
-        for i, feature in changes:
-            feature.apply(rows[i], work[i])
-        tokens = self._draw(work, rows)
+    def __call__(self, logits: Array, rows: Sequence[SampleRow]) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """One token for each of ``rows``, drawn from float32[R, V] ``logits``, and its log-probabilities where asked for."""
+        sound = self._sound_rows(logits)
+        tokens = [INVALID_TOKEN] * len(rows)
+        plain: list[int] = []
+        shaped: list[int] = []
+        for i, row in enumerate(rows):
+            if sound[row.logits_row]:
+                (shaped if self._wants_feature(row) else plain).append(i)
+        if plain:
+            chosen = [rows[i] for i in plain]
+            for i, token in zip(plain, self._draw_plain(logits, chosen), strict=True):
+                tokens[i] = token
+        if shaped:
+            for i, token in zip(shaped, self._draw_shaped(logits, [rows[i] for i in shaped]), strict=True):
+                tokens[i] = token
         return tokens, self._logprobs(logits, rows, tokens)
 
-    def _gather(self, logits: Array, rows: list[SampleRow]) -> Array:
-        indices = np.array([row.logits_row for row in rows], np.int32)
-        return self._backend.ops.gather_rows(logits, self._backend.tensor(indices))
+    def verify(self, logits: Array, first: SampleRow, drafts: Sequence[int]) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """Draw from the k + 1 rows of logits that begin at ``first.logits_row``; returns the drafts that agree and one token
+        more. For several sequences at once call the sampler on all their ``draft_rows`` and cut with ``num_accepted``."""
+        tokens, logprobs = self(logits, draft_rows(first, drafts))
+        count = num_accepted(drafts, tokens)
+        return tokens[:count], logprobs[:count]
 
-    def _draw(self, work: Array, rows: list[SampleRow]) -> list[int]:
-        ops, params = self._backend.ops, [row.params for row in rows]
-        if all(p.greedy for p in params):
-            drawn = ops.argmax(work)
-        else:
-            drawn = ops.sample(
-                work,
-                temperature=np.array([p.temperature for p in params], np.float32),
-                top_k=np.array([p.top_k for p in params], np.int32),
-                top_p=np.array([p.top_p for p in params], np.float32),
-                min_p=np.array([p.min_p for p in params], np.float32),
-                seeds=np.array([row.seed for row in rows], np.uint64),
-                positions=np.array([row.position for row in rows], np.int64),
-            )
-        tokens = self._backend.to_host(drawn)
-        possible = np.isfinite(work[np.arange(len(rows)), tokens])
-        result: list[int] = np.where(possible, tokens, NO_TOKEN).tolist()
-        return result
+    def prompt_logprobs(self, logits: Array, targets: Sequence[int], num: int) -> list[TokenLogprobs]:
+        """For row i of float32[R, V] the log-probability and rank of ``targets[i]``, and the ``num`` likeliest tokens.
 
-    def _logprobs(self, logits: Array, rows: list[SampleRow], tokens: list[int]) -> list[TokenLogprobs | None]:
-        result: list[TokenLogprobs | None] = [None] * len(rows)
-        wanting = [i for i, row in enumerate(rows) if row.num_logprobs is not None and tokens[i] != NO_TOKEN]
-        if wanting:
-            raw = self._gather(logits, [rows[i] for i in wanting])
-            counts = [rows[i].num_logprobs or 0 for i in wanting]
-            for i, entry in zip(wanting, self._describe(raw, [tokens[i] for i in wanting], counts), strict=True):
-                result[i] = entry
-        return result
+        Rows that hold NaN or infinity give log-probability -inf and no likeliest tokens.
+        """
+        sound = self._sound_rows(logits)
+        found = [TokenLogprobs(target, -np.inf, self._vocab_size, [], []) for target in targets]
+        good = [i for i in range(len(targets)) if sound[i]]
+        for i, entry in zip(good, self._top(logits, good, [targets[i] for i in good], num), strict=True):
+            found[i] = entry
+        return found
 
-    def prompt_logprobs(self, logits: Array, targets: list[int], num: int) -> list[TokenLogprobs]:
-        """Row i of ``logits`` float32[R, V] predicted ``targets[i]``: how likely was it, and what was likeliest?"""
-        return self._describe(logits, targets, [num] * len(targets))
+    def _wants_feature(self, row: SampleRow) -> bool:
+        return any(feature.wanted(row) for feature in self._features)
 
-    def _describe(self, logits: Array, chosen: list[int], counts: list[int]) -> list[TokenLogprobs]:
-        backend = self._backend
-        most = min(max(1, *counts), self._vocab_size)
-        found = backend.ops.top_logprobs(logits, backend.tensor(np.array(chosen, np.int32)), most)
-        logprobs, ranks, ids, values = (backend.to_host(array).tolist() for array in found)
-        return [
-            TokenLogprobs(chosen[i], logprobs[i], ranks[i], ids[i][: counts[i]], values[i][: counts[i]])
-            for i in range(len(chosen))
-        ]
+    def _sound_rows(self, logits: Array) -> list[bool]:
+        """Rows with nothing but numbers: NaN and infinity come out of ``max`` (minus infinity alone is an impossible token)."""
+        host = self._on_host(logits)
+        sound: list[bool] = np.isfinite(host.max(axis=1)).tolist()
+        return sound
+
+    def _draw_plain(self, logits: Array, rows: list[SampleRow]) -> list[int]:
+        if all(row.params.greedy for row in rows):
+            # Branches that share a row of logits share its one argmax.
+            best = self._on_host(self._backend.ops.argmax(logits))
+            return [int(best[row.logits_row]) for row in rows]
+        return self._sample(self._select(logits, [row.logits_row for row in rows]), rows)
+
+    def _draw_shaped(self, logits: Array, rows: list[SampleRow]) -> list[int]:
+        own = self._on_host(self._gather(logits, [row.logits_row for row in rows]))
+        if not own.flags.writeable:
+            own = own.copy()
+        for values, row in zip(own, rows, strict=True):
+            for feature in self._features:
+                if feature.wanted(row):
+                    feature.apply(values, row)
+        possible = np.isfinite(own.max(axis=1))
+        tokens = np.full(len(rows), INVALID_TOKEN)
+        if possible.any():
+            left = own if possible.all() else own[possible]
+            tokens[possible] = self._sample(self._backend.tensor(left), list(compress(rows, possible)))
+        drawn: list[int] = tokens.tolist()
+        return drawn
+
+    def _sample(self, logits: Array, rows: list[SampleRow]) -> list[int]:
+        params = [row.params for row in rows]
+        drawn = self._backend.ops.sample(
+            logits,
+            temperature=np.array([p.temperature for p in params], np.float32),
+            top_k=np.array([p.top_k for p in params], np.int32),
+            top_p=np.array([p.top_p for p in params], np.float32),
+            min_p=np.array([p.min_p for p in params], np.float32),
+            seeds=np.array([row.seed for row in rows], np.uint64),
+            positions=np.array([row.position for row in rows], np.int64),
+        )
+        tokens: list[int] = self._on_host(drawn).tolist()
+        return tokens
+
+    def _logprobs(self, logits: Array, rows: Sequence[SampleRow], tokens: list[int]) -> list[TokenLogprobs | None]:
+        found: list[TokenLogprobs | None] = [None] * len(rows)
+        asked = [i for i, row in enumerate(rows) if row.num_logprobs is not None and tokens[i] != INVALID_TOKEN]
+        if not asked:
+            return found
+        most = max(rows[i].num_logprobs or 0 for i in asked)
+        entries = self._top(logits, [rows[i].logits_row for i in asked], [tokens[i] for i in asked], most)
+        for i, entry in zip(asked, entries, strict=True):
+            num = rows[i].num_logprobs or 0
+            top = entry.top_ids[:num], entry.top_logprobs[:num]
+            found[i] = TokenLogprobs(entry.token_id, entry.logprob, entry.rank, *top)
+        return found
+
+    def _top(self, logits: Array, indices: list[int], chosen: list[int], num: int) -> list[TokenLogprobs]:
+        if not indices:
+            return []
+        targets = self._backend.tensor(np.array(chosen, np.int32))
+        answers = self._backend.ops.top_logprobs(self._select(logits, indices), targets, num)
+        logprobs, ranks, ids, values = (self._on_host(answer).tolist() for answer in answers)
+        return [TokenLogprobs(*entry) for entry in zip(chosen, logprobs, ranks, ids, values, strict=True)]
+
+    def _select(self, logits: Array, indices: list[int]) -> Array:
+        """These rows, to be read only: all of them in order are the logits themselves."""
+        return logits if indices == list(range(len(logits))) else self._gather(logits, indices)
+
+    def _gather(self, logits: Array, indices: list[int]) -> Array:
+        return self._backend.ops.gather_rows(logits, self._backend.tensor(np.array(indices, np.int32)))
+
+    def _on_host(self, array: Array) -> np.ndarray:
+        return array if isinstance(array, np.ndarray) else self._backend.to_host(array)

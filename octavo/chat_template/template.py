@@ -1,0 +1,229 @@
+"""Chat messages to prompt text, by the template that a model brings or its operator gives.
+
+Owns what a template sees: messages in the shape templates expect, tools, named special tokens, the caller's extra variables.
+The sandbox and its bounds live in ``sandbox``. Knows nothing of tokens. The invariant: whatever messages and template
+do, the caller gets text or a ParameterError; a template is compiled once and then only rendered.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Template, TemplateSyntaxError, nodes
+
+from octavo.chat_template.sandbox import (
+    MAX_OUTPUT_CHARACTERS,
+    MAX_SECONDS,
+    TemplateEnvironment,
+    TemplateLimitError,
+    TemplateRefusal,
+)
+from octavo.config import ConfigError
+from octavo.sampling_params import ParameterError
+
+MAX_TEMPLATE_CHARACTERS = 2**20
+_MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", "tools")
+_OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now", "documents"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    template: Template
+    takes_parts: bool
+    """Whether it goes through a message's content part by part; else parts are joined to one text for it."""
+
+
+class ChatTemplate:
+    """One model's templates by name: ``default``, and perhaps ``tool_use`` for requests that bring tools."""
+
+    def __init__(self, environment: TemplateEnvironment, templates: Mapping[str, _Compiled]) -> None:
+        self._environment = environment
+        self._templates = dict(templates)
+
+    @classmethod
+    def compile(cls, sources: Mapping[str, str], *, source: str) -> "ChatTemplate":
+        """Compile named templates; ``source`` names the file in the ConfigError that a broken one raises."""
+        environment = TemplateEnvironment()
+        compiled = {}
+        for name, text in sources.items():
+            if len(text) > MAX_TEMPLATE_CHARACTERS:
+                raise ConfigError(f"The chat template in {source} is longer than {MAX_TEMPLATE_CHARACTERS} characters.")
+            try:
+                takes_parts = _takes_parts(environment.parse(text))
+                code = environment.compile(environment.instrument(text), name=name)
+                compiled[name] = _Compiled(Template.from_code(environment, code, environment.make_globals(None)), takes_parts)
+            except (TemplateSyntaxError, RecursionError, SyntaxError, ValueError) as error:
+                line = getattr(error, "lineno", None)
+                where = f" at line {line}" if line else ""
+                raise ConfigError(
+                    f"The chat template in {source} does not compile{where}: {_one_line(error)};"
+                    " correct it or use --chat-template FILE."
+                ) from None
+        return cls(environment, compiled)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_kwargs: Mapping[str, Any] | None,
+        special_tokens: Mapping[str, str],
+        max_seconds: float = MAX_SECONDS,
+        max_characters: int = MAX_OUTPUT_CHARACTERS,
+    ) -> str:
+        """-> the prompt. Raises ParameterError for messages that are malformed, that the template refuses or fails on, and for
+        a render beyond ``max_seconds`` or ``max_characters``."""
+        if continue_final_message and add_generation_prompt:
+            raise ParameterError(
+                "continue_final_message and add_generation_prompt cannot both be true.", param="continue_final_message"
+            )
+        extra = _extra_variables(template_kwargs)
+        chosen = self._choose(bool(tools))
+        plain = [_plain_message(message, i, takes_parts=chosen.takes_parts) for i, message in enumerate(_checked(messages))]
+        marker = _mark_end(plain) if continue_final_message else ""
+        variables = {
+            **special_tokens,
+            **extra,
+            "messages": plain,
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = self._run(chosen.template, variables, seconds=max_seconds, characters=max_characters + len(marker))
+        return _cut_at(text, marker) if marker else text
+
+    def _choose(self, with_tools: bool) -> _Compiled:
+        names = ("tool_use", "default") if with_tools else ("default",)
+        for name in (*names, *self._templates):
+            if name in self._templates:
+                return self._templates[name]
+        raise ParameterError("This model has no chat template.", param="messages")
+
+    def _run(self, template: Template, variables: dict[str, Any], *, seconds: float, characters: int) -> str:
+        try:
+            return self._environment.render(template, variables, seconds=seconds, characters=characters)
+        except TemplateRefusal as error:
+            raise ParameterError(str(error), param="messages") from None
+        except TemplateLimitError as error:
+            raise ParameterError(f"These messages are too much to render: {error}.", param="messages") from None
+        except (RecursionError, MemoryError):
+            raise ParameterError("These messages are too much to render.", param="messages") from None
+        except Exception as error:  # a template fails in every way Python can; no client sees a traceback
+            raise ParameterError(
+                f"The model's chat template cannot render these messages: {_one_line(error)}.", param="messages"
+            ) from None
+
+
+def _checked(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    if not messages:
+        raise ParameterError("messages must not be empty.", param="messages")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ParameterError(f"messages[{i}] must be an object with a role.", param="messages")
+    return messages
+
+
+def _plain_message(message: Mapping[str, Any], index: int, *, takes_parts: bool) -> dict[str, Any]:
+    """A message as templates expect it: known keys only, content a text (or a list of parts where the template reads those),
+    arguments of tool calls as objects, reasoning under both of its names."""
+    plain = {key: message[key] for key in _MESSAGE_KEYS if message.get(key) is not None}
+    plain["content"] = _plain_content(message.get("content"), index, takes_parts=takes_parts)
+    if "tool_calls" in plain:
+        plain["tool_calls"] = [_plain_tool_call(call, index) for call in _list_of(plain["tool_calls"], index)]
+    reasoning = plain.get("reasoning", plain.get("reasoning_content"))
+    if reasoning is not None:
+        plain["reasoning"] = plain["reasoning_content"] = reasoning
+    return plain
+
+
+def _plain_content(content: Any, index: int, *, takes_parts: bool) -> str | list[dict[str, str]]:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = []
+    for part in _list_of(content, index):
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ParameterError(
+                f"messages[{index}]: content of type {kind!r} is not supported, only text is.", param="messages"
+            )
+        parts.append({"type": "text", "text": text})
+    return parts if takes_parts else "\n".join(part["text"] for part in parts)
+
+
+def _list_of(value: Any, index: int) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise ParameterError(f"messages[{index}] has a field of the wrong type.", param="messages")
+    return value
+
+
+def _plain_tool_call(call: Any, index: int) -> Any:
+    """Clients send the arguments as JSON text; templates write them out again and want the object."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise ParameterError(f"messages[{index}] has a tool call without a function.", param="messages")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise ParameterError(f"messages[{index}] has tool call arguments that are not JSON.", param="messages") from None
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _extra_variables(template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    extra = dict(template_kwargs or {})
+    for name in extra:
+        if not isinstance(name, str) or not name.isidentifier() or name in _OWN_VARIABLES:
+            raise ParameterError(f"chat_template_kwargs cannot set {name!r}.", param="chat_template_kwargs", value=name)
+    return extra
+
+
+def _mark_end(messages: list[dict[str, Any]]) -> str:
+    """Append a text nobody can foresee to the last message, so that its end can be found in the prompt."""
+    marker = f"end-of-message-{secrets.token_hex(16)}"
+    content = messages[-1]["content"]
+    if isinstance(content, list):
+        if not content:
+            raise ParameterError("The final message has no content to continue.", param="continue_final_message")
+        content[-1]["text"] += marker
+    else:
+        messages[-1]["content"] = content + marker
+    return marker
+
+
+def _cut_at(text: str, marker: str) -> str:
+    end = text.rfind(marker)
+    if end < 0:
+        raise ParameterError("This model's chat template cannot continue the final message.", param="continue_final_message")
+    return text[:end]
+
+
+def _takes_parts(tree: nodes.Template) -> bool:
+    """Whether the template loops over the content of a message, directly or through a variable set from it."""
+    aliases = {
+        target.name
+        for assign in tree.find_all(nodes.Assign)
+        if isinstance(target := assign.target, nodes.Name) and _is_content(assign.node, frozenset())
+    }
+    return any(_is_content(loop.iter, frozenset(aliases)) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node | None, aliases: frozenset[str]) -> bool:
+    while isinstance(node, nodes.Filter):
+        node = node.node
+    if isinstance(node, nodes.Getitem):
+        if isinstance(node.arg, nodes.Const):
+            return bool(node.arg.value == "content")
+        return isinstance(node.arg, nodes.Slice) and _is_content(node.node, aliases)
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Name) and node.name in aliases
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".")
