@@ -39,6 +39,15 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     copy_on_writes: int = 0
 
 
+COUNTERS = EngineStats.__struct_fields__[EngineStats.__struct_fields__.index("steps") :]
+"""The fields of ``EngineStats`` that only grow."""
+
+
+def continued(stats: EngineStats, before: EngineStats) -> EngineStats:
+    """``stats`` with the counters of an earlier engine added, so that they keep growing when a new engine takes over."""
+    return msgspec.structs.replace(stats, **{name: getattr(stats, name) + getattr(before, name) for name in COUNTERS})
+
+
 class StepStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step: what it computed and how long it took, in seconds."""
 

@@ -1,0 +1,115 @@
+"""From the bytes of a request body to a typed value, within the limits on size, time, nesting and names.
+
+Every cap is checked before the work it bounds: length while reading, nesting before decoding. Numbers that JSON cannot hold
+(NaN, infinities) and those that a double cannot (1e999) do not decode.
+"""
+
+import array
+import asyncio
+import itertools
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive, Scope
+
+from octavo.server import errors
+from octavo.server.errors import ApiError
+from octavo.server.options import ServerOptions
+
+T = TypeVar("T")
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # possessive and anchored, so linear whatever comes
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_DEPTH = bytes.maketrans(b"[{]}", bytes([1, 1, 0xFF, 0xFF]))
+_SLICE = 1 << 16
+_INLINE = 1 << 17
+"""Bodies up to this length are decoded on the event loop; a thread costs more than it saves."""
+
+
+class ClientGone(Exception):
+    """The client closed the connection before it had its answer."""
+
+
+async def read_body(scope: Scope, receive: Receive, options: ServerOptions) -> bytes:
+    """The whole body. Raises ``ApiError`` 413, 415 or 408, and ``ClientGone``."""
+    headers = dict(scope["headers"])
+    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+        raise ApiError(415, "Unsupported Media Type: Only 'application/json' is allowed")
+    limit = options.max_body_bytes
+    declared = headers.get(b"content-length", b"0")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    while True:
+        message = await _next_part(receive, options.read_timeout)
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise _too_large(limit)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+async def _next_part(receive: Receive, timeout: float) -> AsgiMessage:
+    try:
+        async with asyncio.timeout(timeout):
+            return await receive()
+    except TimeoutError:
+        raise ApiError(408, "The request body did not arrive in time.", headers={"connection": "close"}) from None
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The request body is larger than the limit of {limit} bytes.", headers={"connection": "close"})
+
+
+async def read(
+    scope: Scope, receive: Receive, kind: type[T], options: ServerOptions
+) -> tuple[T, list[str]]:
+    """A request's body as ``kind`` and the warnings it deserves. Raises ``ApiError`` and ``ClientGone``."""
+    body = await read_body(scope, receive, options)
+    if len(body) <= _INLINE:
+        value, unknown = decode(body, kind, max_depth=options.max_json_depth)
+    else:
+        value, unknown = await asyncio.to_thread(decode, body, kind, max_depth=options.max_json_depth)
+    return value, warn_unknown(unknown, strict=options.strict)
+
+
+def decode(body: bytes, kind: type[T], *, max_depth: int) -> tuple[T, list[str]]:
+    """The body as ``kind``, and the names of top-level fields that ``kind`` does not have. Raises ``ApiError`` 400."""
+    if not body.strip():
+        raise errors.malformed("body: field required", "body")
+    if nests_deeper(body, max_depth):
+        raise errors.malformed(f"The request body is nested deeper than {max_depth} levels.", "body")
+    try:
+        names = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        value = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise errors.from_validation_error(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise errors.malformed(f"JSON decode error: {error}", "body") from None
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}  # type: ignore[arg-type]  # always a Struct
+    return value, [name for name in names if name not in known]
+
+
+def warn_unknown(names: list[str], *, strict: bool) -> list[str]:
+    """A warning for each unknown field. Raises ``ApiError`` 400 when ``strict``."""
+    if strict and names:
+        raise errors.malformed(f"{names[0]}: unknown field", names[0])
+    return [f"unknown field `{name[:64]}` was ignored" for name in names[:16]]
+
+
+def nests_deeper(body: bytes, limit: int) -> bool:
+    """Whether arrays and objects nest deeper than ``limit``. Linear in the length, in slices so that other threads get a turn."""
+    if body.count(b"[") + body.count(b"{") <= limit:
+        return False
+    brackets = _STRING.sub(b"", body).translate(_DEPTH, _NOT_BRACKETS)
+    level = 0
+    for begin in range(0, len(brackets), _SLICE):
+        levels = list(itertools.accumulate(array.array("b", brackets[begin : begin + _SLICE]), initial=level))
+        if max(levels) > limit:
+            return True
+        level = levels[-1]
+    return False

@@ -1,0 +1,164 @@
+"""The joint between HTTP and the engine: submit a request, read its deltas from a mailbox, abort.
+
+``EngineClient`` is the protocol that the HTTP side sees; the supervisor implements it over a socket, tests over a script.
+``RequestTable`` knows which requests are with the engine and which of them have had a token: exactly what decides, when an
+engine dies, who is told and who is sent again. Every request ends in its mailbox with a last delta or an exception.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from typing import Protocol
+
+import msgspec
+
+from octavo.metrics import EngineStats
+from octavo.outputs import TokenDelta
+from octavo.request import Request
+
+_DRAIN_WINDOW = 30.0
+_MAX_SUBMISSIONS = 2
+
+
+class Mailbox:
+    """Deltas on their way to one consumer. Never blocks the producer; holds at most what its requests may generate."""
+
+    def __init__(self) -> None:
+        self._deltas: list[TokenDelta] = []
+        self._failure: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, delta: TokenDelta) -> None:
+        self._deltas.append(delta)
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """The consumer gets ``error`` after the deltas before it; the first failure counts."""
+        self._failure = self._failure or error
+        self._wake()
+
+    async def wait(self) -> None:
+        """Returns when there is something to get. Raises the failure if that is what there is."""
+        while not self._deltas:
+            if self._failure is not None:
+                raise self._failure
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    async def get(self) -> list[TokenDelta]:
+        """All deltas that have come, at least one, in order."""
+        await self.wait()
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class EngineClient(Protocol):
+    """What the HTTP side may do with an engine, wherever it runs."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """The latest the engine has said about itself, its counters continued over restarts."""
+
+    def submit(self, request: Request, mailbox: Mailbox) -> None:
+        """Queues ``request``; its deltas go to ``mailbox``. Raises ``ApiError`` when the queue is full or there is no engine."""
+
+    def abort(self, request_id: str, branch: int | None = None) -> None:
+        """Ends a request, or one branch of it; unknown ids are ignored. No delta of an aborted request follows."""
+
+
+class _Entry(msgspec.Struct, gc=False):
+    request: Request
+    mailbox: Mailbox
+    open_branches: set[int]
+    started: bool = False
+    submissions: int = 1
+
+
+class RequestTable:
+    """The requests that an engine holds, by id, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._pending = 0
+        self._finished: deque[float] = deque(maxlen=1024)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def pending(self) -> int:
+        """Requests that have not had a token."""
+        return self._pending
+
+    def add(self, request: Request, mailbox: Mailbox) -> None:
+        self._entries[request.id] = _Entry(request=request, mailbox=mailbox, open_branches=set(range(request.params.n)))
+        self._pending += 1
+
+    def deliver(self, delta: TokenDelta) -> None:
+        """Hands a delta to its mailbox. Deltas of requests and branches that have ended are dropped."""
+        entry = self._entries.get(delta.request_id)
+        if entry is None or delta.branch not in entry.open_branches:
+            return
+        if not entry.started:
+            entry.started = True
+            self._pending -= 1
+        if delta.finish_reason is not None:
+            entry.open_branches.discard(delta.branch)
+            if not entry.open_branches:
+                self._finished.append(time.monotonic())
+                del self._entries[delta.request_id]
+        entry.mailbox.put(delta)
+
+    def refuse(self, request_id: str, error: Exception) -> None:
+        entry = self._remove(request_id)
+        if entry is not None:
+            entry.mailbox.fail(error)
+
+    def abort(self, request_id: str, branch: int | None) -> bool:
+        """Forgets a request, or one branch of it. Returns whether the engine has to be told."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return False
+        if branch is not None:
+            entry.open_branches.discard(branch)
+        if branch is None or not entry.open_branches:
+            self._remove(request_id)
+        return True
+
+    def engine_lost(self, error: Exception) -> None:
+        """Fails every request that has had a token, and those that were with two engines when they died."""
+        for request_id, entry in list(self._entries.items()):
+            if entry.started or entry.submissions >= _MAX_SUBMISSIONS:
+                self.refuse(request_id, error)
+
+    def resubmit(self) -> list[Request]:
+        """The requests that a new engine is to be given."""
+        for entry in self._entries.values():
+            entry.submissions += 1
+        return [entry.request for entry in self._entries.values()]
+
+    def fail_all(self, error: Exception) -> None:
+        for request_id in list(self._entries):
+            self.refuse(request_id, error)
+
+    def retry_after(self) -> int:
+        """Seconds until the queue would be empty at the rate at which requests have lately finished, in [1, 60]."""
+        now = time.monotonic()
+        recent = sum(1 for at in self._finished if now - at < _DRAIN_WINDOW)
+        if recent == 0:
+            return 5
+        return min(60, max(1, math.ceil(self._pending * _DRAIN_WINDOW / recent)))
+
+    def _remove(self, request_id: str) -> _Entry | None:
+        entry = self._entries.pop(request_id, None)
+        if entry is not None and not entry.started:
+            self._pending -= 1
+        return entry

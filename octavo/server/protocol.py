@@ -1,0 +1,165 @@
+"""The bodies that clients send, as types: names, JSON types and the caps that JSON alone can check.
+
+Defaults are ``None`` where the model's own defaults come between the client and the engine. Fields that exist elsewhere but
+are not served here are listed, so that using one is a clear error and not an unnoticed difference; a field that is in no
+list is unknown, and named in the response's ``warnings`` or refused with ``--strict``.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+MAX_ID = 256
+Int32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+Identifier = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What completions and chat have in common."""
+
+    model: str | None = None
+    n: Int32 | None = None
+    best_of: Int32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int32 | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: Int32 | None = None
+    min_tokens: Int32 | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: Int32 | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: Int32 | None = None
+    truncation_side: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: Int32 | None = None
+    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
+    request_id: Identifier | None = None
+
+    # of no consequence here, and taken without a warning: they concern the sender's own bookkeeping
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    session_id: Any = None
+
+    # not served: refused when they ask for something
+    use_beam_search: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    logits_processors: Any = None
+    logprob_token_ids: Any = None
+    prompt_embeds: Any = None
+    repetition_detection: Any = None
+    thinking_token_budget: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """POST /v1/completions. ``prompt`` is a string, token ids, or a list of either."""
+
+    prompt: Any = None
+    logprobs: Int32 | None = None
+    suffix: str | None = None
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    id: str | None = None
+    type: str = "function"
+    function: FunctionCall
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One turn of a chat. Roles are free: what they mean is the template's business."""
+
+    role: str
+    content: list[ContentPart] | str | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: Int32 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int32 | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_prompt_text: bool | None = None
+    parallel_tool_calls: Any = None
+
+    chat_template: Any = None
+    documents: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize, with ``prompt`` or with ``messages``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Any = None
+    tools: Any = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None

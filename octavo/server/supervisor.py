@@ -1,0 +1,300 @@
+"""Keeps one engine process alive and is the ``EngineClient`` in front of it.
+
+Starts the process, sends it the configuration, hands its messages on and, when it dies, tells the running streams, starts
+another and submits again what had no token yet. Gives up for a configuration that cannot work and after three crashes in a
+minute. Knows nothing of HTTP or text; the engine's end of every promise about crashes is kept here.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from octavo.config import EngineConfig
+from octavo.metrics import EngineStats, continued
+from octavo.request import Request
+from octavo.sampling_params import ParameterError
+from octavo.server import errors
+from octavo.server.engine_client import Mailbox, RequestTable
+from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
+from octavo.server.request_log import Log
+from octavo.server.status import Status
+from octavo.server.wire import (
+    Abort,
+    Add,
+    Fatal,
+    FrameReader,
+    FromEngine,
+    Load,
+    Progress,
+    Ready,
+    Refused,
+    Shutdown,
+    Step,
+    ToEngine,
+    WireError,
+    frame,
+    from_engine_decoder,
+)
+
+CRASHES = 3
+CRASH_WINDOW = 60.0
+_EXIT_SECONDS = 5.0
+
+
+class EngineProcess(msgspec.Struct, frozen=True):
+    """A running engine process and this side's end of the socket pair that is its only connection."""
+
+    process: subprocess.Popen[bytes]
+    sock: socket.socket
+    spawned_at: float
+
+    @staticmethod
+    def spawn() -> "EngineProcess":
+        """A new interpreter, so that it inherits no thread, lock or open file of this one but the socket."""
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        package_home = str(Path(__file__).resolve().parents[2])
+        search = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
+        spawned_at = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "octavo.server.engine_process", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": search},
+        )
+        theirs.close()
+        return EngineProcess(process, ours, spawned_at)
+
+
+class _Connection(asyncio.Protocol):
+    """One engine's socket, decoded. Bytes that are no message end the engine, not this process."""
+
+    def __init__(self, on_message: Callable[[FromEngine], None], on_lost: Callable[[], None]) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._reader = FrameReader()
+        self._decode = from_engine_decoder().decode
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # a socket's transport can write
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                self._on_message(self._decode(body))
+        except (WireError, msgspec.MsgspecError):
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost()
+
+    def send(self, message: ToEngine) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(message))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Supervisor:
+    """``EngineClient`` over a supervised process. Lives on one event loop; only ``spawner`` runs elsewhere.
+
+    ``spawner`` is the one thread that starts processes: it keeps the priority that this process began with, and a child
+    inherits the priority of the thread that starts it. ``outcome`` resolves to (exit status, message) on giving up.
+    """
+
+    def __init__(
+        self,
+        *,
+        status: Status,
+        log: Log,
+        spawner: concurrent.futures.ThreadPoolExecutor,
+        max_pending: int,
+        on_ready: Callable[[Ready, EngineProcess], None],
+    ) -> None:
+        self._status = status
+        self._log = log
+        self._spawner = spawner
+        self._max_pending = max_pending
+        self._on_ready = on_ready
+        self._table = RequestTable()
+        self._config: EngineConfig | None = None
+        self._engine: EngineProcess | None = None
+        self._connection: _Connection | None = None
+        self._fatal: Fatal | None = None
+        self._closing = False
+        self._crashes: deque[float] = deque(maxlen=CRASHES)
+        self._stats = EngineStats()
+        self._before = EngineStats()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.outcome: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+
+    # EngineClient
+
+    @property
+    def stats(self) -> EngineStats:
+        return continued(self._stats, self._before)
+
+    @property
+    def pending(self) -> int:
+        """Requests that have had no token."""
+        return self._table.pending
+
+    def submit(self, request: Request, mailbox: Mailbox) -> None:
+        if not self._status.engine_up:
+            raise errors.not_ready(self._status.phase)
+        if self._table.pending >= self._max_pending:
+            raise errors.busy(self._table.retry_after())
+        self._table.add(request, mailbox)
+        self._status.queue_full = self._table.pending >= self._max_pending
+        self._send(Add(request))
+        self._status.expect()
+
+    def abort(self, request_id: str, branch: int | None = None) -> None:
+        if self._table.abort(request_id, branch):
+            self._status.queue_full = self._table.pending >= self._max_pending
+            self._send(Abort(request_id, branch))
+
+    # the process
+
+    async def attach(self, engine: EngineProcess, config: EngineConfig) -> None:
+        """Connects to a process that has just been started and tells it what to load."""
+        self._config, self._engine, self._fatal = config, engine, None
+        self._status.loading("loading", 0.0)
+        loop = asyncio.get_running_loop()
+        _, self._connection = await loop.create_unix_connection(
+            lambda: _Connection(self._on_message, self._on_lost), sock=engine.sock
+        )
+        self._send(Load(config))
+
+    async def close(self) -> None:
+        """Ends the engine process: politely, then not."""
+        self._closing = True
+        self._table.fail_all(errors.draining())
+        if self._engine is None:
+            return
+        self._send(Shutdown())
+        if not self._status.engine_up:
+            self.kill()
+        await asyncio.get_running_loop().run_in_executor(None, _reap, self._engine.process)
+
+    def kill(self) -> None:
+        """Ends the engine process at once."""
+        self._closing = True
+        if self._engine is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._engine.process.kill()
+
+    def _send(self, message: ToEngine) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
+
+    def _on_message(self, message: FromEngine) -> None:
+        if isinstance(message, Step):
+            self._on_step(message)
+        elif isinstance(message, Refused):
+            self._on_refused(message)
+        elif isinstance(message, Progress):
+            self._status.loading(message.phase, message.fraction)
+        elif isinstance(message, Ready):
+            self._on_engine_ready(message)
+        else:
+            self._fatal = message
+
+    def _on_step(self, step: Step) -> None:
+        for delta in step.deltas:
+            self._table.deliver(delta)
+        if step.seconds:
+            self._status.steps.observe(step.seconds)
+        if step.stats is not None:
+            self._stats = step.stats
+        self._status.queue_full = self._table.pending >= self._max_pending
+        self._status.heard(busy=len(self._table) > 0)
+
+    def _on_refused(self, message: Refused) -> None:
+        if message.internal:
+            error = errors.internal(message.message)
+        else:
+            error = errors.from_parameter_error(ParameterError(message.message, param=message.param))
+        self._table.refuse(message.request_id, error)
+        self._status.heard(busy=len(self._table) > 0)
+
+    def _on_engine_ready(self, ready: Ready) -> None:
+        self._status.up()
+        for request in self._table.resubmit():
+            self._send(Add(request))
+            self._status.expect()
+        if self._engine is not None:
+            self._on_ready(ready, self._engine)
+
+    def _on_lost(self) -> None:
+        if not self._closing:
+            task = asyncio.get_running_loop().create_task(self._after_crash())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _after_crash(self) -> None:
+        """Tells the streams first, then finds out why, then decides whether to go on."""
+        engine, config = self._engine, self._config
+        if engine is None or config is None:
+            return
+        self._status.down()
+        self._before, self._stats = continued(_at_rest(self._stats), self._before), EngineStats()
+        self._table.engine_lost(errors.engine_restarted())
+        loop = asyncio.get_running_loop()
+        exit_status = await loop.run_in_executor(None, _reap, engine.process)
+        if self._closing:
+            return
+        reason = self._fatal.message if self._fatal else _describe(exit_status)
+        if self._fatal is not None and self._fatal.kind == "config":
+            self._give_up(BAD_CONFIG, reason)
+            return
+        now = time.monotonic()
+        self._crashes.append(now)
+        if len(self._crashes) == CRASHES and now - self._crashes[0] <= CRASH_WINDOW:
+            self._give_up(ENGINE_FAULT, f"the engine failed {CRASHES} times within {CRASH_WINDOW:g} s, last: {reason}")
+            return
+        self._log.error("engine_crash", f"the engine stopped ({reason}); starting it again")
+        await self.attach(await loop.run_in_executor(self._spawner, EngineProcess.spawn), config)
+
+    def _give_up(self, exit_status: int, message: str) -> None:
+        self._table.fail_all(errors.engine_restarted())
+        if not self.outcome.done():
+            self.outcome.set_result((exit_status, message))
+
+
+def _at_rest(stats: EngineStats) -> EngineStats:
+    """What stays of an engine that is gone: its counters."""
+    return continued(EngineStats(), stats)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> int:
+    """The exit status of a process that has closed its socket or was told to end; killed when it takes too long."""
+    try:
+        return process.wait(_EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _describe(exit_status: int) -> str:
+    if exit_status >= 0:
+        return f"exit status {exit_status}"
+    try:
+        return signal.Signals(-exit_status).name
+    except ValueError:
+        return f"signal {-exit_status}"
