@@ -102,12 +102,12 @@ def dequantize(kind: GgmlType, data: np.ndarray, out: np.ndarray) -> None:
     block = FORMATS[kind]
     if out.size % block.elements or data.size != out.size // block.elements * block.bytes:
         raise ValueError(f"{data.size} bytes of {kind.name} are not {out.size} values")
-    if kind in _PLAIN:
-        out[...] = data.view(_PLAIN[kind])
-        return
-    blocks, values = data.reshape(-1, block.bytes), out.reshape(-1, block.elements)
-    step = _CHUNK // block.elements
     with np.errstate(invalid="ignore", over="ignore"):
+        if kind in _PLAIN:
+            out[...] = data.view(_PLAIN[kind])
+            return
+        blocks, values = data.reshape(-1, block.bytes), out.reshape(-1, block.elements)
+        step = _CHUNK // block.elements
         for start in range(0, len(blocks), step):
             part = blocks[start : start + step]
             values[start : start + step] = _DECODERS[kind](part).reshape(len(part), block.elements)
