@@ -1,4 +1,4 @@
-"""The demo model itself: fetched by its alias, its facts, its tensors."""
+"""The demo model itself: its facts, its tokenizer, its tensors."""
 
 from pathlib import Path
 
@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
-from octavo.weights.hub import resolve_model
 
 
 @pytest.fixture(scope="module")
-def path() -> Path:
-    return resolve_model("smollm2", progress=False)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(path: Path) -> Checkpoint:
-    return open_checkpoint(path)
+def checkpoint(smollm2_path: Path) -> Checkpoint:
+    return open_checkpoint(smollm2_path)
 
 
 def test_facts(checkpoint: Checkpoint) -> None:
@@ -42,8 +36,8 @@ def test_tokenizer_and_template(checkpoint: Checkpoint) -> None:
     assert "<|im_start|>" in checkpoint.chat_template
 
 
-def test_tensors(path: Path, checkpoint: Checkpoint) -> None:
-    raw = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+def test_tensors(smollm2_path: Path, checkpoint: Checkpoint) -> None:
+    raw = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2_path).tensors}
     for ours, theirs, shape in (
         ("model.embed_tokens.weight", "token_embd.weight", (49_152, 576)),
         ("model.layers.29.mlp.down_proj.weight", "blk.29.ffn_down.weight", (576, 1536)),
