@@ -30,24 +30,24 @@ class _Branch:
 
     def __init__(self, index: int, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: list[int]) -> None:
         self.output = CompletionOutput(index=index, text="", token_ids=[])
-        self._stream = TextStream(tokenizer, params, prompt_token_ids) if params.detokenize else None
+        self._stream = TextStream(tokenizer, params, prompt_token_ids)
         self._tokenizer = tokenizer
 
     def take(self, delta: TokenDelta) -> str:
-        """Add a delta; returns the text that is final now."""
+        """Add a delta; returns the text that is final now. What comes after a stop string does not count."""
         output, stream = self.output, self._stream
-        new_text = stream.push(delta.token_ids) if stream else ""
-        output.token_ids.extend(delta.token_ids)
+        new_text = stream.push(delta.token_ids, ends_with_stop_token=delta.finish_reason == "stop")
+        if delta.finish_reason is not None:
+            new_text += stream.finish()
+        kept = stream.num_tokens - len(output.token_ids)
+        output.token_ids.extend(delta.token_ids[:kept])
         if delta.logprobs is not None:
-            output.logprobs = (output.logprobs or []) + [_as_dict(entry, self._tokenizer) for entry in delta.logprobs]
-        output.cumulative_logprob = delta.cumulative_logprob
-        if stream is not None and stream.stopped is not None:
+            output.logprobs = (output.logprobs or []) + [_as_dict(entry, self._tokenizer) for entry in delta.logprobs[:kept]]
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(e.logprob for e in delta.logprobs[:kept])
+        if stream.stopped is not None:
             output.finish_reason, output.stop_reason = "stop", stream.stopped
         elif delta.finish_reason is not None:
             output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
-            new_text += stream.finish() if stream else ""
-            if stream is not None and stream.stopped is not None:
-                output.finish_reason, output.stop_reason = "stop", stream.stopped
         output.text += new_text
         return new_text
 
