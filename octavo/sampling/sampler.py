@@ -142,6 +142,7 @@ class Sampler:
     def _top(self, logits: Array, indices: list[int], chosen: list[int], num: int) -> list[TokenLogprobs]:
         if not indices:
             return []
+        num = min(num, logits.shape[1])
         targets = self._backend.tensor(np.array(chosen, np.int32))
         answers = self._backend.ops.top_logprobs(self._select(logits, indices), targets, num)
         logprobs, ranks, ids, values = (self._on_host(answer).tolist() for answer in answers)
