@@ -17,7 +17,7 @@ from octavo.weights.source import DTYPES, WeightSource
 @dataclass(frozen=True, slots=True)
 class Loader:
     """Pulls tensors under Hugging Face names. Every method raises ``ConfigError`` for a tensor that is missing or of
-    another shape."""
+    another shape, before anything of the expected size is allocated."""
 
     source: WeightSource
     backend: Backend
@@ -27,6 +27,8 @@ class Loader:
         dtype = self.backend.compute_dtype
         if len(names) == 1:
             return self.backend.weight(self.source.dense(names[0], shape=(rows[0], columns), dtype=dtype))
+        for name, count in zip(names, rows, strict=True):
+            self.source.check(name, (count, columns))
         fused = np.empty((sum(rows), columns), DTYPES[dtype])
         start = 0
         for name, count in zip(names, rows, strict=True):

@@ -27,6 +27,10 @@ class WeightSource(Protocol):
 
     def has(self, name: str) -> bool: ...
 
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises ``ConfigError`` unless there is a tensor of that name and shape."""
+        ...
+
     def read(self, name: str, out: np.ndarray) -> None:
         """Fill ``out``, contiguous float32 or bfloat16, with the tensor of its shape. Raises ``ConfigError`` if there is none
         of that name and shape."""
@@ -49,6 +53,9 @@ class SafetensorsSource:
 
     def has(self, name: str) -> bool:
         return name in self._checkpoint
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        self._tensor(name, shape)
 
     def read(self, name: str, out: np.ndarray) -> None:
         out[...] = self._tensor(name, out.shape)
@@ -80,6 +87,9 @@ class GgufSource:
 
     def has(self, name: str) -> bool:
         return name in self._tensors
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        self._tensor(name, shape)
 
     def read(self, name: str, out: np.ndarray) -> None:
         tensor = self._tensor(name, out.shape)
@@ -135,6 +145,9 @@ class DummySource:
 
     def has(self, name: str) -> bool:
         return name.endswith((".weight", ".bias"))
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Any name has a tensor of any shape."""
 
     def read(self, name: str, out: np.ndarray) -> None:
         if out.ndim == 1 and name.endswith(".weight"):

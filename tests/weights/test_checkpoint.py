@@ -111,6 +111,8 @@ def test_tensors_that_contradict_the_configuration(hf: Path) -> None:
     config = json.loads((hf / "config.json").read_text())
     for changes, message in (
         ({"intermediate_size": 96}, r"gate_proj\.weight' has shape"),
+        ({"intermediate_size": 1 << 20, "hidden_size": 1 << 20, "head_dim": 8}, "has shape"),
+        ({"num_attention_heads": 4096, "num_key_value_heads": 4096, "head_dim": 1024}, r"q_proj\.weight' has shape"),
         ({"num_hidden_layers": 4}, r"layers\.3\..* is missing"),
         ({"tie_word_embeddings": False}, r"lm_head\.weight' is missing"),
     ):
