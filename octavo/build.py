@@ -29,13 +29,12 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A running engine and what people want to know about it. ``phases`` maps each part of the start-up to its seconds."""
+    """A running engine and what people want to know about it. ``facts["phases"]`` maps each part of the start-up to its seconds."""
 
     engine: Engine
     model_config: ModelConfig
     max_model_len: int
     facts: dict[str, Any]
-    phases: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,8 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
             "kv_cache_bytes": num_blocks * spec.bytes_per_block,
             "max_model_len": max_model_len,
             "max_concurrency": num_blocks / (-(-max_model_len // config.block_size)),
+            "phases": watch.phases,
         },
-        phases=watch.phases,
     )
 
 

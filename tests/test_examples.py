@@ -1,0 +1,36 @@
+"""Every example runs as it stands."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_offline(smollm2_path: Path) -> None:
+    assert run("offline.py").count("tokens/s") == 2
+
+
+def test_branches(smollm2_path: Path) -> None:
+    output = run("branches.py")
+    assert output.count("\n") >= 6 and "copy-on-writes 3" in output
+
+
+def test_every_example_is_tested() -> None:
+    tested = {"offline.py", "branches.py", "client.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+
+
+@pytest.mark.usefixtures("smollm2_path")
+def test_client(served_smollm2: str) -> None:
+    output = run("client.py", f"{served_smollm2}/v1")
+    assert "--- 3:" in output and "--- streamed:" in output

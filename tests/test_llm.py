@@ -1,0 +1,167 @@
+"""``LLM`` on the demo model: what a program that uses it relies on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo import LLM, RequestOutput, SamplingParams
+from octavo.config import ConfigError
+from octavo.sampling_params import ParameterError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> Iterator[LLM]:
+    llm = LLM(model="smollm2", max_model_len=512, num_gpu_blocks_override=256, max_num_seqs=16)
+    yield llm
+    llm.shutdown()
+
+
+def texts(outputs: list[RequestOutput]) -> list[str]:
+    return [branch.text for output in outputs for branch in output.outputs]
+
+
+def test_strings_ids_dicts_and_a_mix_give_the_same(llm: LLM) -> None:
+    prompt = "The capital of France is"
+    ids = llm.get_tokenizer().encode(prompt)
+    outputs = llm.generate([prompt, ids, {"prompt": prompt}, {"prompt_token_ids": ids}], GREEDY, use_tqdm=False)
+    assert len(set(texts(outputs))) == 1 and "Paris" in outputs[0].outputs[0].text
+    assert outputs[0].prompt == prompt and outputs[1].prompt is None
+    assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].text == outputs[0].outputs[0].text
+    assert llm.generate(ids, GREEDY, use_tqdm=False)[0].outputs[0].text == outputs[0].outputs[0].text
+
+
+def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (1, 5, 9)]
+    outputs = llm.generate(["one", "two", "three"], params, use_tqdm=False)
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [1, 5, 9]
+    assert {o.outputs[0].finish_reason for o in outputs} == {"length"}
+    with pytest.raises(ParameterError):
+        llm.generate(["one", "two"], params, use_tqdm=False)
+
+
+def test_seeds_decide_and_the_batch_does_not(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, seed=7, max_tokens=16, ignore_eos=True)
+    alone = texts(llm.generate("Tell me a story", params, use_tqdm=False))
+    among = llm.generate(["Hello", "Tell me a story", "A", "B"], params, use_tqdm=False)
+    assert among[1].outputs[0].text == alone[0]
+    other = texts(llm.generate("Tell me a story", SamplingParams(temperature=1.0, seed=8, max_tokens=16), use_tqdm=False))
+    assert other != alone
+    unseeded = SamplingParams(temperature=1.0, max_tokens=16)
+    assert texts(llm.generate(["Tell me a story"], unseeded, use_tqdm=False)) == texts(
+        llm.generate(["Tell me a story"], unseeded, use_tqdm=False)
+    )
+
+
+def test_branches_share_the_prompt(llm: LLM) -> None:
+    prompt = list(range(300, 340))  # two full blocks and a half
+    params = SamplingParams(n=4, temperature=1.0, max_tokens=8, ignore_eos=True, seed=3)
+    llm.reset_prefix_cache()
+    (output,) = llm.generate([prompt], params, use_tqdm=False)
+    assert [branch.index for branch in output.outputs] == [0, 1, 2, 3] and len(set(texts([output]))) > 1
+    assert output.metrics is not None
+    assert output.metrics.blocks_shared == 9, "three branches share three blocks"
+    assert output.metrics.copy_on_writes == 3, "the last one writes in place"
+    assert output.metrics.blocks_allocated == 6
+
+
+def test_greedy_branches_cost_one(llm: LLM) -> None:
+    (output,) = llm.generate([[400, 401]], SamplingParams(n=3, temperature=0.0, max_tokens=6), use_tqdm=False)
+    assert len(output.outputs) == 3 and len(set(texts([output]))) == 1
+    assert output.metrics is not None and output.metrics.blocks_allocated == 1
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_stop_strings_cut_text_and_tokens(llm: LLM, keep: bool) -> None:
+    whole = llm.generate("Count: one, two, three,", SamplingParams(temperature=0.0, max_tokens=24), use_tqdm=False)[0].outputs[0]
+    stop = whole.text[8:14]
+    params = SamplingParams(temperature=0.0, max_tokens=24, stop=stop, include_stop_str_in_output=keep, logprobs=0)
+    (output,) = llm.generate("Count: one, two, three,", params, use_tqdm=False)
+    branch = output.outputs[0]
+    end = whole.text.index(stop)
+    assert branch.text == whole.text[: end + len(stop) if keep else end]
+    assert (branch.finish_reason, branch.stop_reason) == ("stop", stop)
+    assert branch.token_ids == whole.token_ids[: len(branch.token_ids)] and len(branch.token_ids) < len(whole.token_ids)
+    assert branch.logprobs is not None and len(branch.logprobs) == len(branch.token_ids)
+    assert output.metrics is not None and output.metrics.finished_time is not None
+    assert llm._engine.stats().blocks_used == 0
+
+
+def test_log_probabilities(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=3, prompt_logprobs=2)
+    (output,) = llm.generate("The sky is", params, use_tqdm=False)
+    branch = output.outputs[0]
+    assert branch.logprobs is not None and output.prompt_logprobs is not None
+    assert all(len(entry) == 3 and token in entry for entry, token in zip(branch.logprobs, branch.token_ids, strict=True))
+    assert branch.cumulative_logprob == pytest.approx(
+        sum(e[t].logprob for e, t in zip(branch.logprobs, branch.token_ids, strict=True))
+    )
+    assert output.prompt_logprobs[0] is None and len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    assert all(token in (entry or {}) for entry, token in zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True))
+
+
+def test_a_prefix_is_computed_once(llm: LLM) -> None:
+    llm.reset_prefix_cache()
+    prompt = list(range(1000, 1100))
+    first = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
+    second = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 96)
+    assert texts([first]) == texts([second])
+
+
+def test_chat_uses_the_template(llm: LLM) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    (output,) = llm.chat(question, GREEDY, use_tqdm=False)
+    assert "<|im_start|>user" in (output.prompt or "") and "Paris" in output.outputs[0].text
+    assert "".join(llm.stream_chat(question, GREEDY)) == output.outputs[0].text
+    assert len(llm.chat([question, question], GREEDY, use_tqdm=False)) == 2
+
+
+def test_the_progress_bar_tells_tokens_per_second(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], GREEDY)
+    assert "tokens/s" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "param"),
+    [
+        ([], SamplingParams(), "prompt"),
+        ([1, 10**6], SamplingParams(), "prompt"),
+        ([5] * 512, SamplingParams(), "input_tokens"),
+        ("x", SamplingParams(n=17, temperature=1.0), "n"),
+        ("x", SamplingParams(logprobs=21), "logprobs"),
+        ("x", SamplingParams(logit_bias={10**6: 1.0}), "logit_bias"),
+        ("x", SamplingParams(allowed_token_ids=[10**6]), "allowed_token_ids"),
+    ],
+)
+def test_bad_requests_name_the_field_and_leave_nothing_behind(llm: LLM, prompt: object, params: SamplingParams, param: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        llm.generate(["fine", {"prompt_token_ids": prompt} if prompt == [] else prompt], params, use_tqdm=False)
+    assert caught.value.param == param
+    assert not llm._engine.has_work and llm._engine.stats().blocks_used == 0
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers(smollm2_path: Path) -> None:
+    llm = LLM(model="smollm2", max_model_len=64, num_gpu_blocks_override=4, max_num_seqs=4)
+    with pytest.raises(ParameterError, match="needs up to 13 KV blocks of 16 tokens"):
+        llm.generate([[5] * 20], SamplingParams(n=4, temperature=1.0, max_tokens=44), use_tqdm=False)
+    llm.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_model_len": 100_000}, "--max-model-len"),
+        ({"num_gpu_blocks_override": 3, "max_model_len": 512}, "These would work: `octavo serve smollm2 --max-model-len 48`"),
+        ({"dtype": "half"}, "--dtype bfloat16"),
+        ({"max_num_batched_tokens": 8}, "--max-num-batched-tokens"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 128}, "--max-model-len"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_line(smollm2_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LLM(model="smollm2", **changes)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
