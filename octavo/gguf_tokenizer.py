@@ -227,7 +227,7 @@ def _special_tokens(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> dic
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if token_id is None:
             continue
-        if not 0 <= int(token_id) < len(vocabulary.tokens):
+        if not isinstance(token_id, int) or not 0 <= token_id < len(vocabulary.tokens):
             raise _broken(vocabulary.source, f"tokenizer.ggml.{key}_token_id {token_id} is outside the vocabulary")
-        named[name] = vocabulary.tokens[int(token_id)]
+        named[name] = vocabulary.tokens[token_id]
     return named

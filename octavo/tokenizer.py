@@ -51,6 +51,7 @@ class Tokenizer:
     def from_directory(cls, path: str | Path, *, chat_template: str | Path | None = None) -> "Tokenizer":
         """Read a directory in Hugging Face layout, or a tokenizer.json with its companions beside it.
 
+        tokenizer.json alone decides what is put around a text (as in transformers, ``add_bos_token`` beside it says nothing).
         ``chat_template`` is a template file of the operator's that replaces the model's own. Raises ConfigError, one line that
         names the file, when something is missing or broken.
         """
@@ -59,12 +60,10 @@ class Tokenizer:
         config = _read_config(file.parent / "tokenizer_config.json")
         library_tokenizer = _load_tokenizer_json(file)
         _add_configured_tokens(library_tokenizer, config)
-        special_tokens = _named_tokens(config)
-        _apply_bos_eos(library_tokenizer, config, special_tokens)
         decoder = library_tokenizer.decoder
         decoding = parse_decoder(decoder.__getstate__() if decoder is not None else None, source=str(file))
         template = _operator_template(chat_template) or _directory_template(file.parent, config)
-        return cls(library_tokenizer, decoding, special_tokens=special_tokens, chat_template=template)
+        return cls(library_tokenizer, decoding, special_tokens=_named_tokens(config), chat_template=template)
 
     @classmethod
     def from_gguf(
@@ -256,22 +255,6 @@ def _add_configured_tokens(library_tokenizer: Any, config: Mapping[str, Any]) ->
             raise ConfigError(
                 f"tokenizer_config.json gives {content!r} the id {key}, which tokenizer.json does not leave free."
             )
-
-
-def _apply_bos_eos(library_tokenizer: Any, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> None:
-    """Honour ``add_bos_token`` and ``add_eos_token`` where they ask for something else than tokenizer.json does."""
-    tokens = [special_tokens.get("bos_token"), special_tokens.get("eos_token")]
-    ids = [None if token is None else library_tokenizer.token_to_id(token) for token in tokens]
-    around_nothing = library_tokenizer.encode("", add_special_tokens=True).ids
-    present = [bool(around_nothing) and around_nothing[end] == i for end, i in zip((0, -1), ids, strict=True)]
-    if ids[0] == ids[1] and len(around_nothing) == 1:
-        present[1] = False
-    wanted = [
-        config[key] if isinstance(config.get(key), bool) and i is not None else p
-        for key, i, p in zip(("add_bos_token", "add_eos_token"), ids, present, strict=True)
-    ]
-    if wanted != present:
-        _set_bos_eos(library_tokenizer, bos=tokens[0] if wanted[0] else None, eos=tokens[1] if wanted[1] else None)
 
 
 def _set_bos_eos(library_tokenizer: Any, *, bos: str | None, eos: str | None) -> None:

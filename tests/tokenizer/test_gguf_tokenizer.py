@@ -106,7 +106,7 @@ SPLITS = [
 @pytest.mark.parametrize(("pre", "text", "pieces"), SPLITS, ids=[case[0] for case in SPLITS])
 def test_pre_tokenizers_split_where_they_should(pre: str, text: str, pieces: list[str]) -> None:
     tokenizer = Tokenizer.from_gguf(byte_level_metadata(pre))
-    splitter = tokenizer._tokenizer.pre_tokenizer  # noqa: SLF001
+    splitter = tokenizer._tokenizer.pre_tokenizer
     assert [text[begin:end] for _, (begin, end) in splitter.pre_tokenize_str(text)] == pieces
 
 

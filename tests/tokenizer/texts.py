@@ -25,6 +25,8 @@ def varied_texts(count: int, seed: int) -> list[str]:
         joiner = chosen.choice(["", " ", "  ", "\n", "1"])
         text = joiner.join(parts)
         if chosen.random() < 0.2:
-            text += "".join(chr(chosen.choice([chosen.randrange(0x20, 0x3000), chosen.randrange(0xE000, 0x20000)])) for _ in range(6))
+            text += "".join(
+                chr(chosen.choice([chosen.randrange(0x20, 0x3000), chosen.randrange(0xE000, 0x20000)])) for _ in range(6)
+            )
         texts.append(text)
     return texts[:count]
