@@ -75,7 +75,7 @@ def test_after_a_prompt_the_output_is_what_the_prompt_did_not_say(
 def reference_cut(
     tokenizer: Tokenizer, ids: list[int], stops: list[str], min_tokens: int, include: bool
 ) -> tuple[str, str | None, int]:
-    """By brute force: decode ever longer prefixes, and cut at the stop string that ends first in text of a late enough token."""
+    """By brute force: decode ever longer prefixes, and cut at the stop string that ends first past min_tokens."""
     whole = tokenizer.decode(ids)
     ends = []
     for count in range(1, len(ids) + 1):

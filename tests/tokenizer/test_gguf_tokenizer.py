@@ -154,7 +154,7 @@ def test_control_tokens_are_special_and_user_defined_ones_are_not() -> None:
     ],
 )
 def test_broken_metadata_are_refused_in_one_line(metadata: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigError, match="model.gguf") as caught:
+    with pytest.raises(ConfigError, match=r"model\.gguf") as caught:
         Tokenizer.from_gguf(metadata, source="model.gguf")
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)

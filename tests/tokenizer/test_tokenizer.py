@@ -1,4 +1,4 @@
-"""Directories in Hugging Face layout, against transformers; decoding, bad words, and everything that can be wrong with files."""
+"""Directories in Hugging Face layout, against transformers; decoding, bad words, and all that can be wrong with files."""
 
 import json
 from pathlib import Path
@@ -156,7 +156,7 @@ def test_open_tokenizer_takes_the_override_then_metadata_then_directory(director
     assert open_tokenizer(gguf).encode("a")[0] == 1
     assert open_tokenizer(gguf, override=str(directory)).encode("") == []
     assert open_tokenizer(SimpleNamespace(path=directory, tokenizer_dir=directory, gguf_metadata=None)).encode("") == []
-    with pytest.raises(ConfigError, match="tokenizer.json is missing"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is missing"):
         open_tokenizer(SimpleNamespace(path=tmp_path, tokenizer_dir=None, gguf_metadata=None))
 
 
