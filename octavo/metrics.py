@@ -78,11 +78,12 @@ class Histogram:
     def count(self) -> int:
         return sum(self.counts)
 
-    def cumulative(self) -> list[tuple[str, float]]:
-        """(upper limit as text, number of values up to it), the form that Prometheus wants."""
+    def cumulative(self, bounds: tuple[float, ...] | None = None) -> list[tuple[str, float]]:
+        """(upper limit as text, number of values up to it), the form that Prometheus wants. ``bounds``: only these limits."""
         rows: list[tuple[str, float]] = []
         running = 0
-        for bound, count in zip((*map(float, self.bounds), float("inf")), self.counts, strict=True):
+        for bound, count in zip(self.bounds, self.counts, strict=False):
             running += count
-            rows.append(("+Inf" if bound == float("inf") else repr(bound), float(running)))
-        return rows
+            if bounds is None or bound in bounds:
+                rows.append((repr(float(bound)), float(running)))
+        return [*rows, ("+Inf", float(self.count))]

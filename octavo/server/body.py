@@ -8,7 +8,7 @@ import array
 import asyncio
 import itertools
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.types import Message as AsgiMessage
@@ -65,9 +65,7 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request body is larger than the limit of {limit} bytes.", headers={"connection": "close"})
 
 
-async def read(
-    scope: Scope, receive: Receive, kind: type[T], options: ServerOptions
-) -> tuple[T, list[str]]:
+async def read(scope: Scope, receive: Receive, kind: type[T], options: ServerOptions) -> tuple[T, list[str]]:
     """A request's body as ``kind`` and the warnings it deserves. Raises ``ApiError`` and ``ClientGone``."""
     body = await read_body(scope, receive, options)
     if len(body) <= _INLINE:
@@ -102,7 +100,7 @@ def warn_unknown(names: list[str], *, strict: bool) -> list[str]:
 
 
 def nests_deeper(body: bytes, limit: int) -> bool:
-    """Whether arrays and objects nest deeper than ``limit``. Linear in the length, in slices so that other threads get a turn."""
+    """Whether arrays and objects nest deeper than ``limit``. Linear, and in slices so that other threads get a turn."""
     if body.count(b"[") + body.count(b"{") <= limit:
         return False
     brackets = _STRING.sub(b"", body).translate(_DEPTH, _NOT_BRACKETS)

@@ -67,8 +67,12 @@ class EngineClient(Protocol):
     def stats(self) -> EngineStats:
         """The latest the engine has said about itself, its counters continued over restarts."""
 
+    @property
+    def pending(self) -> int:
+        """Requests that have not had a token."""
+
     def submit(self, request: Request, mailbox: Mailbox) -> None:
-        """Queues ``request``; its deltas go to ``mailbox``. Raises ``ApiError`` when the queue is full or there is no engine."""
+        """Queues ``request``; its deltas go to ``mailbox``. Raises ``ApiError`` when it is full or has no engine."""
 
     def abort(self, request_id: str, branch: int | None = None) -> None:
         """Ends a request, or one branch of it; unknown ids are ignored. No delta of an aborted request follows."""

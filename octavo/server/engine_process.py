@@ -16,7 +16,7 @@ import time
 import traceback
 from typing import Protocol
 
-from octavo.config import ConfigError, EngineConfig
+from octavo.config import ConfigError
 from octavo.metrics import EngineStats
 from octavo.outputs import TokenDelta
 from octavo.request import Request
@@ -51,7 +51,7 @@ class SteppedEngine(Protocol):
     @property
     def has_work(self) -> bool: ...
     def add(self, request: Request) -> None: ...
-    def abort(self, request_id: str, branch: int | None = None) -> None: ...
+    def abort(self, request_id: str, branch: int | None = None) -> object: ...
     def step(self) -> list[TokenDelta]: ...
     def stats(self) -> EngineStats: ...
 
@@ -138,15 +138,15 @@ def _end_with(sock: socket.socket) -> None:
     os._exit(0)
 
 
-def _load(config: EngineConfig, channel: Channel, started_at: float) -> SteppedEngine:
-    """The engine and a ``Ready`` sent. The import is here so that a socket exists, and progress flows, while it runs."""
-    channel.send(Progress("importing", 0.0))
+def _load(channel: Channel, started_at: float) -> SteppedEngine:
+    """An engine as the first message wants it, and a ``Ready`` sent. Imports while that message is on its way."""
     from octavo import build
 
     imported = time.monotonic()
+    config = _first_message(channel).config
+    told = time.monotonic()
     loaded = build.load(config, progress=lambda phase, fraction: channel.send(Progress(phase, fraction)))
     facts = loaded.facts
-    phases = {"imports": imported - started_at, **facts["phases"]}
     channel.send(
         Ready(
             started_at=started_at,
@@ -155,9 +155,10 @@ def _load(config: EngineConfig, channel: Channel, started_at: float) -> SteppedE
             num_device_blocks=facts["num_device_blocks"],
             num_host_blocks=facts["num_host_blocks"],
             block_size=config.block_size,
+            dtype=facts["dtype"],
             backend=facts["backend"],
             isa=facts["isa"],
-            phases=phases,
+            phases={"import": imported - started_at, "find model": told - imported, **facts["phases"]},
         )
     )
     return loaded.engine
@@ -167,8 +168,7 @@ def serve(sock: socket.socket, started_at: float) -> int:
     """Runs the engine behind ``sock`` until it is told to end. Returns the exit status."""
     channel = Channel(sock)
     try:
-        engine = _load(_first_message(channel).config, channel, started_at)
-        EngineLoop(engine, channel).run()
+        EngineLoop(_load(channel, started_at), channel).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except ConfigError as error:

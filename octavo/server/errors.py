@@ -101,10 +101,7 @@ def unauthorized() -> ApiError:
 
 
 def busy(retry_after: int) -> ApiError:
-    message = (
-        "The engine is currently busy and cannot accept new requests. "
-        "Please try again later or on a different instance."
-    )
+    message = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
     return ApiError(503, message, headers={"retry-after": str(retry_after)})
 
 

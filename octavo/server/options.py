@@ -21,7 +21,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: Port = 8000
     api_key: Annotated[tuple[str, ...], Meta(description="key that clients must send; may be given several times")] = ()
     insecure_no_auth: Annotated[bool, Meta(description="listen on any address without a key")] = False
-    served_model_name: Annotated[tuple[str, ...], Meta(description="names that clients may call the model; default: as given")] = ()
+    served_model_name: Annotated[
+        tuple[str, ...], Meta(description="names that clients may call the model; default: as given")
+    ] = ()
     drain_timeout: Annotated[float, Meta(ge=0, description="seconds that running requests get to finish after SIGTERM")] = 30.0
     strict: Annotated[bool, Meta(description="refuse unknown request fields instead of answering with a warning")] = False
     log_format: Annotated[
@@ -35,7 +37,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_messages: Annotated[int, Meta(ge=1, description="most messages in a chat")] = 2048
     max_prompts: Annotated[int, Meta(ge=1, description="most prompts in a completion request")] = 64
     write_timeout: Annotated[float, Meta(gt=0, description="seconds that a client may take to read what was sent")] = 60.0
-    read_timeout: Annotated[float, Meta(gt=0, description="seconds that a client may take to send headers, or pause in a body")] = 30.0
+    read_timeout: Annotated[
+        float, Meta(gt=0, description="seconds that a client may take to send headers, or pause in a body")
+    ] = 30.0
 
     def check(self) -> None:
         """Raises ``ConfigError`` for choices that are each legal but not together."""
@@ -43,7 +47,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--api-key must not be empty")
         if not self.api_key and not self.insecure_no_auth and not _is_loopback(self.host):
             raise ConfigError(
-                f"--host {self.host} is reachable from other machines: set --api-key (or OCTAVO_API_KEY), or pass --insecure-no-auth"
+                f"--host {self.host} can be reached from other machines: "
+                "set --api-key (or OCTAVO_API_KEY), or pass --insecure-no-auth"
             )
 
 

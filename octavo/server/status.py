@@ -10,7 +10,7 @@ from typing import Any
 from octavo.metrics import Histogram
 
 STALL_SECONDS = 10.0
-STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+STEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 
 
 class Status:
@@ -21,6 +21,7 @@ class Status:
         self.progress = 0.0
         self.started = False
         self.engine_up = False
+        self.text_up = False
         self.draining = False
         self.restarts = 0
         self.queue_full = False
@@ -32,9 +33,16 @@ class Status:
         self.phase, self.progress = phase, progress
 
     def up(self) -> None:
+        """The engine is loaded."""
         self.phase, self.progress = "ready", 1.0
-        self.engine_up = self.started = True
+        self.engine_up = True
+        self.started = self.started or self.text_up
         self._owed_since = None
+
+    def text_ready(self) -> None:
+        """The tokenizer is read."""
+        self.text_up = True
+        self.started = self.started or self.engine_up
 
     def down(self) -> None:
         self.loading("restarting", 0.0)
@@ -78,7 +86,7 @@ class Status:
     def ready(self) -> tuple[int, dict[str, Any]]:
         if self.draining:
             return 503, {"status": "draining"}
-        if not self.engine_up:
+        if not (self.engine_up and self.text_up):
             return 503, {"status": "loading", "phase": self.phase, "progress": round(self.progress, 3)}
         if self.stalled:
             return 503, {"status": "stalled", "silent_seconds": round(self.silence(), 1)}

@@ -8,17 +8,9 @@ minute. Knows nothing of HTTP or text; the engine's end of every promise about c
 import asyncio
 import concurrent.futures
 import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
-
-import msgspec
 
 from octavo.config import EngineConfig
 from octavo.metrics import EngineStats, continued
@@ -26,6 +18,7 @@ from octavo.request import Request
 from octavo.sampling_params import ParameterError
 from octavo.server import errors
 from octavo.server.engine_client import Mailbox, RequestTable
+from octavo.server.engine_handle import Connection, EngineProcess, describe, reap
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.request_log import Log
 from octavo.server.status import Status
@@ -33,7 +26,6 @@ from octavo.server.wire import (
     Abort,
     Add,
     Fatal,
-    FrameReader,
     FromEngine,
     Load,
     Progress,
@@ -42,72 +34,10 @@ from octavo.server.wire import (
     Shutdown,
     Step,
     ToEngine,
-    WireError,
-    frame,
-    from_engine_decoder,
 )
 
 CRASHES = 3
 CRASH_WINDOW = 60.0
-_EXIT_SECONDS = 5.0
-
-
-class EngineProcess(msgspec.Struct, frozen=True):
-    """A running engine process and this side's end of the socket pair that is its only connection."""
-
-    process: subprocess.Popen[bytes]
-    sock: socket.socket
-    spawned_at: float
-
-    @staticmethod
-    def spawn() -> "EngineProcess":
-        """A new interpreter, so that it inherits no thread, lock or open file of this one but the socket."""
-        ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        package_home = str(Path(__file__).resolve().parents[2])
-        search = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
-        spawned_at = time.monotonic()
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "octavo.server.engine_process", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": search},
-        )
-        theirs.close()
-        return EngineProcess(process, ours, spawned_at)
-
-
-class _Connection(asyncio.Protocol):
-    """One engine's socket, decoded. Bytes that are no message end the engine, not this process."""
-
-    def __init__(self, on_message: Callable[[FromEngine], None], on_lost: Callable[[], None]) -> None:
-        self._on_message = on_message
-        self._on_lost = on_lost
-        self._reader = FrameReader()
-        self._decode = from_engine_decoder().decode
-        self._transport: asyncio.WriteTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]  # a socket's transport can write
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for body in self._reader.feed(data):
-                self._on_message(self._decode(body))
-        except (WireError, msgspec.MsgspecError):
-            self.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._on_lost()
-
-    def send(self, message: ToEngine) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(message))
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
 
 class Supervisor:
@@ -134,7 +64,7 @@ class Supervisor:
         self._table = RequestTable()
         self._config: EngineConfig | None = None
         self._engine: EngineProcess | None = None
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._fatal: Fatal | None = None
         self._closing = False
         self._crashes: deque[float] = deque(maxlen=CRASHES)
@@ -177,7 +107,7 @@ class Supervisor:
         self._status.loading("loading", 0.0)
         loop = asyncio.get_running_loop()
         _, self._connection = await loop.create_unix_connection(
-            lambda: _Connection(self._on_message, self._on_lost), sock=engine.sock
+            lambda: Connection(self._on_message, self._on_lost), sock=engine.sock
         )
         self._send(Load(config))
 
@@ -190,7 +120,7 @@ class Supervisor:
         self._send(Shutdown())
         if not self._status.engine_up:
             self.kill()
-        await asyncio.get_running_loop().run_in_executor(None, _reap, self._engine.process)
+        await asyncio.get_running_loop().run_in_executor(None, reap, self._engine.process)
 
     def kill(self) -> None:
         """Ends the engine process at once."""
@@ -256,10 +186,10 @@ class Supervisor:
         self._before, self._stats = continued(_at_rest(self._stats), self._before), EngineStats()
         self._table.engine_lost(errors.engine_restarted())
         loop = asyncio.get_running_loop()
-        exit_status = await loop.run_in_executor(None, _reap, engine.process)
+        exit_status = await loop.run_in_executor(None, reap, engine.process)
         if self._closing:
             return
-        reason = self._fatal.message if self._fatal else _describe(exit_status)
+        reason = self._fatal.message if self._fatal else describe(exit_status)
         if self._fatal is not None and self._fatal.kind == "config":
             self._give_up(BAD_CONFIG, reason)
             return
@@ -280,21 +210,3 @@ class Supervisor:
 def _at_rest(stats: EngineStats) -> EngineStats:
     """What stays of an engine that is gone: its counters."""
     return continued(EngineStats(), stats)
-
-
-def _reap(process: subprocess.Popen[bytes]) -> int:
-    """The exit status of a process that has closed its socket or was told to end; killed when it takes too long."""
-    try:
-        return process.wait(_EXIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-
-
-def _describe(exit_status: int) -> str:
-    if exit_status >= 0:
-        return f"exit status {exit_status}"
-    try:
-        return signal.Signals(-exit_status).name
-    except ValueError:
-        return f"signal {-exit_status}"

@@ -64,6 +64,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     num_device_blocks: int
     num_host_blocks: int
     block_size: int
+    dtype: str
     backend: str
     isa: str
     phases: dict[str, float]

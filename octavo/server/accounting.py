@@ -1,0 +1,113 @@
+"""What each request cost and how it went, and the sums of it over all requests.
+
+``RequestRecord`` is filled while a request runs and read once, for its log line and for the histograms. Everything here is
+numbers and fixed words: nothing that a client wrote becomes a label.
+"""
+
+import time
+from typing import Any
+
+import msgspec
+
+from octavo.metrics import Histogram
+
+TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+LATENCY_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+class RequestRecord(msgspec.Struct, kw_only=True):
+    """One generating request. Times are on the monotonic clock."""
+
+    request_id: str
+    arrival: float
+    stream: bool = False
+    n: int = 1
+    model_requests: int = 1
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    first_token: float | None = None
+    ended: float | None = None
+    queue_time: float | None = None
+    preemptions: int = 0
+    swaps: int = 0
+    finish_reasons: list[str] = []
+    client_gone: bool = False
+
+    @property
+    def time_per_token(self) -> float | None:
+        """Seconds between tokens of one branch, on average; None for a single token."""
+        if self.first_token is None or self.ended is None:
+            return None
+        per_branch = self.output_tokens / max(1, self.n * self.model_requests)
+        return (self.ended - self.first_token) / (per_branch - 1) if per_branch > 1 else None
+
+    def log_fields(self) -> dict[str, Any]:
+        """The fields of its log line, milliseconds for times."""
+        ttft = None if self.first_token is None else self.first_token - self.arrival
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "n": self.n,
+            "stream": self.stream,
+            "queue_ms": _milliseconds(self.queue_time),
+            "ttft_ms": _milliseconds(ttft),
+            "itl_ms": _milliseconds(self.time_per_token),
+            "preemptions": self.preemptions,
+            "finish_reason": ",".join(sorted(set(self.finish_reasons))) or None,
+            "client_gone": self.client_gone,
+        }
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 2)
+
+
+class ServerMetrics:
+    """Sums over all requests of this server, kept where the requests are: in the API process."""
+
+    def __init__(self) -> None:
+        self.time_to_first_token = Histogram(TTFT_BUCKETS)
+        self.inter_token_latency = Histogram(ITL_BUCKETS)
+        self.time_per_output_token = Histogram(ITL_BUCKETS)
+        self.e2e_latency = Histogram(LATENCY_BUCKETS)
+        self.queue_time = Histogram(LATENCY_BUCKETS)
+        self.prompt_tokens = Histogram(TOKEN_BUCKETS)
+        self.generation_tokens = Histogram(TOKEN_BUCKETS)
+        self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.responses: dict[int, int] = {}
+        self.clients_gone = 0
+        self.started_at = time.time()
+
+    def inter_token(self, seconds: float, count: int) -> None:
+        self.inter_token_latency.observe(seconds, count)
+
+    def response(self, status: int) -> None:
+        self.responses[status] = self.responses.get(status, 0) + 1
+
+    def observe(self, record: RequestRecord) -> None:
+        """Counts a request that has ended, however it did."""
+        ended = record.ended or time.monotonic()
+        self.prompt_tokens.observe(record.prompt_tokens)
+        self.generation_tokens.observe(record.output_tokens)
+        self.e2e_latency.observe(ended - record.arrival)
+        self.clients_gone += record.client_gone
+        for reason in record.finish_reasons:
+            self.finished[reason] = self.finished.get(reason, 0) + 1
+        self.finished["abort"] += max(0, record.n * record.model_requests - len(record.finish_reasons))
+        if record.queue_time is not None:
+            self.queue_time.observe(record.queue_time)
+        if record.first_token is not None:
+            self.time_to_first_token.observe(record.first_token - record.arrival)
+        if record.time_per_token is not None:
+            self.time_per_output_token.observe(record.time_per_token)

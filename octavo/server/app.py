@@ -1,0 +1,107 @@
+"""The routes, and the ASGI application that is them behind the gate."""
+
+import asyncio
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo import __version__
+from octavo.server.chat import Chat
+from octavo.server.completions import Completions
+from octavo.server.gate import Gate
+from octavo.server.replies import json_response
+from octavo.server.responses import ModelCard, ModelList, ModelPermission
+from octavo.server.service import Service
+from octavo.server.tokenization import Tokenization
+
+
+class Probes:
+    """What orchestrators ask. Reads the status and nothing else, so that it answers however busy the server is."""
+
+    def __init__(self, service: Service) -> None:
+        self._status = service.status
+
+    async def health(self, http: HttpRequest) -> Response:
+        """Ready, with an empty body."""
+        code, body = self._status.ready()
+        return Response(b"" if code == 200 else msgspec.json.encode(body), code, media_type="application/json")
+
+    async def startup(self, http: HttpRequest) -> Response:
+        return _answer(*self._status.startup())
+
+    async def ready(self, http: HttpRequest) -> Response:
+        return _answer(*self._status.ready())
+
+    async def live(self, http: HttpRequest) -> Response:
+        return _answer(*self._status.live())
+
+
+class Facts:
+    """What the server says about itself."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def models(self, http: HttpRequest) -> Response:
+        limits = self._service.loaded().limits
+        created = self._service.created
+        cards = [
+            ModelCard(
+                id=name,
+                created=created,
+                root=self._service.names[0],
+                max_model_len=limits.max_model_len,
+                permission=[ModelPermission(id=f"modelperm-{name}", created=created)],
+            )
+            for name in self._service.names
+        ]
+        return json_response(ModelList(data=cards))
+
+    async def version(self, http: HttpRequest) -> Response:
+        return _answer(200, {"version": __version__})
+
+    async def metrics(self, http: HttpRequest) -> Response:
+        exposition = await asyncio.to_thread(_import_exposition)
+        text, media_type = exposition.render(self._service)
+        return Response(text, media_type=media_type)
+
+
+def _import_exposition():  # type: ignore[no-untyped-def]  # a module; imported late, for the exporter's library is slow to import
+    from octavo.server import exposition
+
+    return exposition
+
+
+def _answer(code: int, body: dict[str, object]) -> Response:
+    return Response(msgspec.json.encode(body), code, media_type="application/json")
+
+
+def build_app(service: Service) -> ASGIApp:
+    """The whole server as one ASGI application."""
+    probes, facts, tokens = Probes(service), Facts(service), Tokenization(service)
+    router = Router(
+        [
+            Route("/health", probes.health, methods=["GET"]),
+            Route("/ping", probes.health, methods=["GET", "POST"]),
+            Route("/healthz/startup", probes.startup, methods=["GET"]),
+            Route("/healthz/ready", probes.ready, methods=["GET"]),
+            Route("/healthz/live", probes.live, methods=["GET"]),
+            Route("/version", facts.version, methods=["GET"]),
+            Route("/metrics", facts.metrics, methods=["GET"]),
+            Route("/v1/models", facts.models, methods=["GET"]),
+            Route("/v1/completions", Completions(service).handle, methods=["POST"]),
+            Route("/v1/chat/completions", Chat(service).handle, methods=["POST"]),
+            Route("/tokenize", tokens.tokenize, methods=["POST"]),
+            Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        ],
+        redirect_slashes=False,
+    )
+
+    async def routed(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = router  # the router raises for unknown routes and methods instead of answering in its own shape
+        await router(scope, receive, send)
+
+    return Gate(routed, options=service.options, metrics=service.metrics, log=service.log)

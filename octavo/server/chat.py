@@ -1,0 +1,230 @@
+"""POST /v1/chat/completions: a conversation in, the assistant's answer out, whole or streamed.
+
+The conversation becomes one prompt by the model's own template (or the operator's, never the client's). Chunks leave out what
+is not set; each choice begins with a chunk that has the role and ends with one that has the finish reason.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from octavo.server import body, errors, params, sse
+from octavo.server.generation import Generation, Prompt
+from octavo.server.logprobs import LogprobFormat
+from octavo.server.output_processor import ChoiceUpdate
+from octavo.server.protocol import ChatRequest
+from octavo.server.replies import Envelope, Usages, events_or_error, json_response
+from octavo.server.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatLogprobs,
+    ChatMessage,
+    ChatResponse,
+    Delta,
+    Usage,
+)
+from octavo.server.service import Service
+from octavo.step import TokenLogprobs
+
+
+class Chat:
+    """The route. One instance serves all requests and keeps nothing between them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def handle(self, http: HttpRequest) -> Response:
+        service = self._service
+        request, warnings = await body.read(http.scope, http.receive, ChatRequest, service.options)
+        frontend = service.loaded()
+        model = service.model_name(request.model)
+        params.check_supported(request)
+        params.check_combinations(request, frontend.limits)
+        envelope = Envelope(
+            id=service.request_id(http, "chatcmpl", request.request_id),
+            created=int(time.time()),
+            model=model,
+            fingerprint=frontend.fingerprint,
+            warnings=warnings or UNSET,
+            cached_details=service.options.enable_prompt_tokens_details,
+        )
+        prompt = await self._prompt(request)
+        generation = service.generation(
+            request, [prompt], http=http, request_id=envelope.id, prompt_logprobs=request.prompt_logprobs
+        )
+        formatter = LogprobFormat(
+            frontend.tokenizer, top=request.top_logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)
+        )
+        answer = ChatAnswer(request, prompt, envelope, formatter)
+        generation.submit()
+        if request.stream:
+            return await self._streamed(generation, answer)
+        async with sse.watch_client(http.receive, generation.client_gone):
+            try:
+                async for updates in generation.updates():
+                    answer.collect(updates)
+            finally:
+                generation.close()
+        return json_response(answer.whole())
+
+    async def _streamed(self, generation: Generation, answer: "ChatAnswer") -> Response:
+        try:
+            await generation.answered()
+        except Exception:
+            generation.close()
+            raise
+        events = events_or_error(answer.events(generation), generation, self._service.log)
+        return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
+
+    async def _prompt(self, request: ChatRequest) -> Prompt:
+        if not request.messages:
+            raise errors.invalid("messages must not be empty.", "messages")
+        text = await self._service.render(
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            template_kwargs=request.chat_template_kwargs,
+        )
+        (ids,) = await self._service.encode([text], add_special_tokens=bool(request.add_special_tokens))
+        return Prompt(text, params.truncated(ids, request, self._service.loaded().limits))
+
+
+class ChatAnswer:
+    """One request's answer as it grows."""
+
+    def __init__(self, request: ChatRequest, prompt: Prompt, envelope: Envelope, formatter: LogprobFormat) -> None:
+        self._request = request
+        self._prompt = prompt
+        self._envelope = envelope
+        self._format = formatter
+        n = request.n or 1
+        self._parts: list[list[ChoiceUpdate]] = [[] for _ in range(n)]
+        self._begun = [False] * n
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._usages = Usages([len(prompt.token_ids)], n, details=envelope.cached_details)
+
+    def collect(self, updates: Sequence[ChoiceUpdate]) -> None:
+        for update in updates:
+            self._note(update)
+            self._parts[update.index].append(update)
+
+    def whole(self) -> ChatResponse:
+        """The response, when every choice is complete."""
+        request, envelope = self._request, self._envelope
+        return ChatResponse(
+            id=envelope.id,
+            created=envelope.created,
+            model=envelope.model,
+            choices=[self._choice(index) for index in range(len(self._parts))],
+            system_fingerprint=envelope.fingerprint,
+            usage=self._usages.total(),
+            prompt_logprobs=None if request.prompt_logprobs is None else self._format.prompt(self._prompt_logprobs),
+            prompt_token_ids=self._prompt.token_ids if request.return_token_ids else None,
+            prompt_text=self._prompt.text if request.return_prompt_text else None,
+            warnings=envelope.warnings,
+        )
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes]:
+        """The chunks, ``[DONE]`` last."""
+        async for updates in generation.updates():
+            pieces = []
+            for update in updates:
+                self._note(update)
+                if not self._begun[update.index]:
+                    pieces += self._first_events(update.index)
+                if self._worth_a_chunk(update):
+                    pieces.append(self._chunk(update))
+            if pieces:
+                yield b"".join(pieces)
+        yield self._last_events()
+
+    def _note(self, update: ChoiceUpdate) -> None:
+        self._usages.note(update)
+        if update.prompt_logprobs is not None:
+            self._prompt_logprobs = update.prompt_logprobs
+
+    def _echo(self) -> str:
+        """With ``echo``, what the model was asked to go on with: the text of the final message."""
+        last = self._request.messages[-1]
+        if not self._request.echo or not self._request.continue_final_message or last.content is None:
+            return ""
+        if isinstance(last.content, str):
+            return last.content
+        return "\n".join(part.text or "" for part in last.content)
+
+    def _choice(self, index: int) -> ChatChoice:
+        parts = self._parts[index]
+        return ChatChoice(
+            index=index,
+            message=ChatMessage(content=self._echo() + "".join(part.text for part in parts)),
+            logprobs=self._logprobs(parts),
+            finish_reason=parts[-1].finish_reason,
+            stop_reason=parts[-1].stop_reason,
+            token_ids=[token for part in parts for token in part.token_ids] if self._request.return_token_ids else None,
+        )
+
+    def _logprobs(self, parts: Sequence[ChoiceUpdate]) -> ChatLogprobs | None:
+        if not self._request.logprobs:
+            return None
+        return self._format.chat(entry for part in parts for entry in part.logprobs or [])
+
+    def _worth_a_chunk(self, update: ChoiceUpdate) -> bool:
+        """A token whose text is held back changes nothing that the client can see, unless it asked for tokens."""
+        shows_tokens = bool(self._request.logprobs or self._request.return_token_ids)
+        return bool(update.text) or update.finish_reason is not None or (shows_tokens and bool(update.token_ids))
+
+    def _first_events(self, index: int) -> list[bytes]:
+        """The role, with facts about the prompt, and the echo."""
+        self._begun[index] = True
+        request = self._request
+        role = ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))
+        chunk = self._new_chunk(role)
+        chunk.prompt_token_ids = self._prompt.token_ids if request.return_token_ids else None
+        chunk.prompt_text = self._prompt.text if request.return_prompt_text else None
+        chunk.warnings = self._envelope.once()
+        chunk.usage = self._usage_so_far(index)
+        events = [sse.event(chunk)]
+        if echo := self._echo():
+            events.append(sse.event(self._new_chunk(ChatChunkChoice(index=index, delta=Delta(content=echo)))))
+        return events
+
+    def _chunk(self, update: ChoiceUpdate) -> bytes:
+        choice = ChatChunkChoice(
+            index=update.index,
+            delta=Delta(content=update.text),
+            logprobs=self._logprobs([update]),
+            finish_reason=update.finish_reason,
+            token_ids=update.token_ids if self._request.return_token_ids else None,
+        )
+        if update.finish_reason is not None:
+            choice.stop_reason = update.stop_reason
+        chunk = self._new_chunk(choice)
+        chunk.usage = self._usage_so_far(update.index)
+        if update.finish_reason is not None and not self._wants_usage():
+            chunk.system_fingerprint = self._envelope.fingerprint
+        return sse.event(chunk)
+
+    def _new_chunk(self, *choices: ChatChunkChoice) -> ChatChunk:
+        envelope = self._envelope
+        return ChatChunk(id=envelope.id, created=envelope.created, model=envelope.model, choices=list(choices))
+
+    def _wants_usage(self) -> bool:
+        options = self._request.stream_options
+        return options is not None and bool(options.include_usage)
+
+    def _usage_so_far(self, index: int) -> Usage | UnsetType:
+        options = self._request.stream_options
+        continuous = options is not None and bool(options.continuous_usage_stats)
+        return self._usages.of(index) if continuous and self._wants_usage() else UNSET
+
+    def _last_events(self) -> bytes:
+        if not self._wants_usage():
+            return sse.DONE
+        chunk = self._new_chunk()
+        chunk.usage = self._usages.total()
+        chunk.system_fingerprint = self._envelope.fingerprint
+        return sse.event(chunk) + sse.DONE

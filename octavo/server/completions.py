@@ -1,0 +1,320 @@
+"""POST /v1/completions: prompts in, text out, whole or streamed.
+
+Choice ``i`` of prompt ``p`` has the index ``p * n + i``. ``echo`` puts the prompt before the text; with ``max_tokens`` 0 there
+is nothing but the prompt, and with ``logprobs`` it is computed and its one sampled token dropped.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from octavo.server import body, errors, params, sse
+from octavo.server.generation import Generation, Prompt
+from octavo.server.logprobs import LogprobFormat
+from octavo.server.output_processor import ChoiceUpdate
+from octavo.server.protocol import CompletionRequest
+from octavo.server.replies import Envelope, Usages, events_or_error, json_response
+from octavo.server.responses import (
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+    CompletionResponse,
+)
+from octavo.server.service import Service
+from octavo.step import TokenLogprobs
+
+
+class Completions:
+    """The route. One instance serves all requests and keeps nothing between them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def handle(self, http: HttpRequest) -> Response:
+        service = self._service
+        request, warnings = await body.read(http.scope, http.receive, CompletionRequest, service.options)
+        frontend = service.loaded()
+        model = service.model_name(request.model)
+        params.check_supported(request)
+        params.check_combinations(request, frontend.limits)
+        envelope = Envelope(
+            id=service.request_id(http, "cmpl", request.request_id),
+            created=int(time.time()),
+            model=model,
+            fingerprint=frontend.fingerprint,
+            warnings=warnings or UNSET,
+            cached_details=service.options.enable_prompt_tokens_details,
+        )
+        prompts = await self._prompts(request)
+        answer = CompletionAnswer(
+            request,
+            prompts,
+            envelope,
+            LogprobFormat(frontend.tokenizer, top=request.logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)),
+        )
+        if answer.prompt_only and request.logprobs is None:
+            return answer.echo_only()
+        generation = service.generation(
+            answer.computed_request(), prompts, http=http, request_id=envelope.id, prompt_logprobs=answer.num_prompt_logprobs
+        )
+        generation.submit()
+        if request.stream:
+            return await self._streamed(generation, answer)
+        async with sse.watch_client(http.receive, generation.client_gone):
+            try:
+                async for updates in generation.updates():
+                    answer.collect(updates)
+            finally:
+                generation.close()
+        return json_response(answer.whole())
+
+    async def _streamed(self, generation: Generation, answer: "CompletionAnswer") -> Response:
+        try:
+            await generation.answered()
+        except Exception:
+            generation.close()
+            raise
+        events = events_or_error(answer.events(generation), generation, self._service.log)
+        return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
+
+    async def _prompts(self, request: CompletionRequest) -> list[Prompt]:
+        texts, ids = split_prompts(request.prompt, self._service.options.max_prompts)
+        limits = self._service.loaded().limits
+        if texts is not None:
+            special = request.add_special_tokens is not False
+            ids = await self._service.encode(texts, add_special_tokens=special)
+        cut = [params.truncated(list(token_ids), request, limits) for token_ids in ids]
+        shown: list[str | None] = [None] * len(cut)
+        if request.echo and texts is not None and request.truncate_prompt_tokens is None:
+            shown = list(texts)
+        elif request.echo:
+            tokenizer = self._service.loaded().tokenizer
+            shown = [_decode(tokenizer, token_ids, limits.vocab_size) for token_ids in cut]
+        return [Prompt(text, token_ids) for text, token_ids in zip(shown, cut, strict=True)]
+
+
+def _decode(tokenizer: Any, token_ids: list[int], vocab_size: int) -> str:
+    return str(tokenizer.decode([i for i in token_ids if i < vocab_size]))
+
+
+def split_prompts(prompt: Any, limit: int) -> tuple[list[str] | None, list[list[int]]]:
+    """Texts, or lists of token ids. Raises ``ApiError`` 400 for anything else, and for more than ``limit``."""
+    if isinstance(prompt, str) and prompt:
+        return [prompt], []
+    if prompt is None or prompt == "" or prompt == []:
+        raise errors.invalid("A prompt must be provided and must not be empty.", "prompt")
+    if not isinstance(prompt, list):
+        raise errors.malformed("prompt: expected a string, token ids, or a list of either", "prompt")
+    if _all_ids(prompt):
+        return None, [prompt]
+    if len(prompt) > limit:
+        raise errors.invalid(f"prompt must have at most {limit} entries, got {len(prompt)}.", "prompt")
+    if all(isinstance(item, str) for item in prompt):
+        return prompt, []
+    for i, item in enumerate(prompt):
+        if not isinstance(item, list) or not _all_ids(item):
+            raise errors.malformed(
+                f"prompt[{i}]: expected strings only, or lists of token ids (integers from 0) only", f"prompt[{i}]"
+            )
+    return None, prompt
+
+
+def _all_ids(items: list[Any]) -> bool:
+    return all(type(item) is int and 0 <= item < 2**31 for item in items)
+
+
+class CompletionAnswer:
+    """One request's answer as it grows."""
+
+    def __init__(
+        self, request: CompletionRequest, prompts: Sequence[Prompt], envelope: Envelope, formatter: LogprobFormat
+    ) -> None:
+        self._request = request
+        self._prompts = prompts
+        self._envelope = envelope
+        self._format = formatter
+        self._n = request.n or 1
+        self._parts: list[list[ChoiceUpdate]] = [[] for _ in range(len(prompts) * self._n)]
+        self._offsets = [0] * len(self._parts)
+        self._echoed = [not request.echo] * len(self._parts)
+        self._begun = [False] * len(self._parts)
+        self._prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        self._usages = Usages([len(prompt.token_ids) for prompt in prompts], self._n, details=envelope.cached_details)
+
+    @property
+    def prompt_only(self) -> bool:
+        """Whether nothing is to be generated."""
+        return bool(self._request.echo) and self._request.max_tokens == 0
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        asked = self._request.prompt_logprobs
+        if self._request.echo and self._request.logprobs is not None:
+            return max(asked or 0, self._request.logprobs)
+        return asked
+
+    def computed_request(self) -> CompletionRequest:
+        """What the engine is asked: it cannot generate nothing, so a prompt alone takes one token with it."""
+        if not self.prompt_only:
+            return self._request
+        return msgspec.structs.replace(self._request, max_tokens=1, min_tokens=None)
+
+    def collect(self, updates: Sequence[ChoiceUpdate]) -> None:
+        for update in updates:
+            self._note(update)
+            self._parts[update.index].append(update)
+
+    def whole(self) -> CompletionResponse:
+        """The response, when every choice is complete."""
+        return self._response([self._choice(index) for index in range(len(self._parts))])
+
+    def echo_only(self) -> Response:
+        """A prompt sent back: nothing is computed."""
+        choices = [
+            CompletionChoice(
+                index=index,
+                text=self._prompt(index).text or "",
+                finish_reason="length",
+                token_ids=[] if self._request.return_token_ids else None,
+                prompt_token_ids=self._prompt(index).token_ids if self._request.return_token_ids else None,
+            )
+            for index in range(len(self._parts))
+        ]
+        if not self._request.stream:
+            return json_response(self._response(choices))
+        return sse.EventStream(self._echo_events(choices), on_gone=lambda: None, write_timeout=60.0)
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes]:
+        """The chunks, ``[DONE]`` last."""
+        async for updates in generation.updates():
+            pieces = []
+            for update in updates:
+                self._note(update)
+                if self._worth_a_chunk(update):
+                    pieces.append(self._chunk(update))
+            if pieces:
+                yield b"".join(pieces)
+        yield self._last_events()
+
+    def _note(self, update: ChoiceUpdate) -> None:
+        if not self.prompt_only:
+            self._usages.note(update)
+        if update.prompt_logprobs is not None:
+            self._prompt_logprobs[update.index // self._n] = update.prompt_logprobs
+
+    def _prompt(self, index: int) -> Prompt:
+        return self._prompts[index // self._n]
+
+    def _response(self, choices: list[CompletionChoice]) -> CompletionResponse:
+        envelope = self._envelope
+        return CompletionResponse(
+            id=envelope.id,
+            created=envelope.created,
+            model=envelope.model,
+            choices=choices,
+            system_fingerprint=envelope.fingerprint,
+            usage=self._usages.total(),
+            warnings=envelope.warnings,
+        )
+
+    def _choice(self, index: int) -> CompletionChoice:
+        parts = [] if self.prompt_only else self._parts[index]
+        request, prompt = self._request, self._prompt(index)
+        last = self._parts[index][-1]
+        asked = request.prompt_logprobs is not None
+        return CompletionChoice(
+            index=index,
+            text=(prompt.text or "" if request.echo else "") + "".join(part.text for part in parts),
+            logprobs=self._logprobs(index, parts, with_prompt=bool(request.echo)),
+            finish_reason="length" if self.prompt_only else last.finish_reason,
+            stop_reason=None if self.prompt_only else last.stop_reason,
+            token_ids=[token for part in parts for token in part.token_ids] if request.return_token_ids else None,
+            prompt_logprobs=self._format.prompt(self._prompt_logprobs.get(index // self._n, [])) if asked else None,
+            prompt_token_ids=prompt.token_ids if request.return_token_ids else None,
+        )
+
+    def _logprobs(self, index: int, parts: Sequence[ChoiceUpdate], *, with_prompt: bool) -> CompletionLogprobs | None:
+        if self._request.logprobs is None:
+            return None
+        shape = CompletionLogprobs([], [], [], [])
+        if with_prompt:
+            first = self._prompt(index).token_ids[0]
+            shape = self._format.echoed(first, self._prompt_logprobs.get(index // self._n, []))
+            self._offsets[index] = sum(map(len, shape.tokens))
+        more = self._format.completion([entry for part in parts for entry in part.logprobs or []], self._offsets[index])
+        self._offsets[index] += sum(map(len, more.tokens))
+        return CompletionLogprobs(
+            shape.text_offset + more.text_offset,
+            shape.token_logprobs + more.token_logprobs,
+            shape.tokens + more.tokens,
+            shape.top_logprobs + more.top_logprobs,
+        )
+
+    def _worth_a_chunk(self, update: ChoiceUpdate) -> bool:
+        """A token whose text is held back changes nothing that the client can see, unless it asked for tokens."""
+        request = self._request
+        shows_tokens = request.logprobs is not None or bool(request.return_token_ids)
+        return bool(update.text) or update.finish_reason is not None or shows_tokens or not self._echoed[update.index]
+
+    def _chunk(self, update: ChoiceUpdate) -> bytes:
+        request, index = self._request, update.index
+        first = not self._echoed[index]
+        generated = not self.prompt_only
+        choice = CompletionChunkChoice(
+            index=index,
+            text=(self._prompt(index).text or "" if first else "") + (update.text if generated else ""),
+            logprobs=self._logprobs(index, [update] if generated else [], with_prompt=first),
+            finish_reason=update.finish_reason if generated else "length",
+            stop_reason=update.stop_reason if generated else None,
+            prompt_token_ids=self._prompt(index).token_ids if request.return_token_ids and not self._begun[index] else None,
+            token_ids=(update.token_ids if generated else []) if request.return_token_ids else None,
+        )
+        self._begun[index] = self._echoed[index] = True
+        return self._event([choice], continuous=index)
+
+    def _event(self, choices: list[CompletionChunkChoice], *, continuous: int | None = None) -> bytes:
+        envelope, options = self._envelope, self._request.stream_options
+        usage = None
+        if continuous is not None and options and options.include_usage and options.continuous_usage_stats:
+            usage = self._usages.of(continuous)
+        chunk = CompletionChunk(
+            id=envelope.id,
+            created=envelope.created,
+            model=envelope.model,
+            choices=choices,
+            usage=usage,
+            warnings=envelope.once(),
+        )
+        return sse.event(chunk)
+
+    def _last_events(self) -> bytes:
+        envelope, options = self._envelope, self._request.stream_options
+        if not options or not options.include_usage:
+            return sse.DONE
+        usage = CompletionChunk(
+            id=envelope.id,
+            created=envelope.created,
+            model=envelope.model,
+            choices=[],
+            usage=self._usages.total(),
+            system_fingerprint=envelope.fingerprint,
+        )
+        return sse.event(usage) + sse.DONE
+
+    async def _echo_events(self, choices: list[CompletionChoice]) -> AsyncGenerator[bytes]:
+        for choice in choices:
+            piece = CompletionChunkChoice(
+                index=choice.index,
+                text=choice.text,
+                finish_reason=choice.finish_reason,
+                prompt_token_ids=choice.prompt_token_ids,
+                token_ids=choice.token_ids,
+            )
+            yield self._event([piece], continuous=choice.index)
+        yield self._last_events()

@@ -1,0 +1,93 @@
+"""A handle on an engine process: how it is started, spoken to and ended. Decides nothing."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from octavo.server.wire import FrameReader, FromEngine, ToEngine, WireError, frame, from_engine_decoder
+
+_EXIT_SECONDS = 5.0
+
+
+class EngineProcess(msgspec.Struct, frozen=True):
+    """A running engine process and this side's end of the socket pair that is its only connection."""
+
+    process: subprocess.Popen[bytes]
+    sock: socket.socket
+    spawned_at: float
+
+    @staticmethod
+    def spawn() -> "EngineProcess":
+        """A new interpreter, so that it inherits no thread, lock or open file of this one but the socket."""
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        package_home = str(Path(__file__).resolve().parents[2])
+        search = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
+        spawned_at = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "octavo.server.engine_process", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": search},
+        )
+        theirs.close()
+        return EngineProcess(process, ours, spawned_at)
+
+
+class Connection(asyncio.Protocol):
+    """One engine's socket, decoded. Bytes that are no message end the engine, not this process."""
+
+    def __init__(self, on_message: Callable[[FromEngine], None], on_lost: Callable[[], None]) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._reader = FrameReader()
+        self._decode = from_engine_decoder().decode
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # a socket's transport can write
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                self._on_message(self._decode(body))
+        except (WireError, msgspec.MsgspecError):
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost()
+
+    def send(self, message: ToEngine) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(message))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def reap(process: subprocess.Popen[bytes]) -> int:
+    """The exit status of a process that has closed its socket or was told to end; killed when it takes too long."""
+    try:
+        return process.wait(_EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def describe(exit_status: int) -> str:
+    if exit_status >= 0:
+        return f"exit status {exit_status}"
+    try:
+        return signal.Signals(-exit_status).name
+    except ValueError:
+        return f"signal {-exit_status}"

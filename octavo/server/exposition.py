@@ -1,0 +1,150 @@
+"""GET /metrics: the numbers of the engine and the server in Prometheus' format.
+
+Our names begin with ``octavo_``; the names that existing dashboards ask for stand beside them with the same values. Fixed
+buckets and fixed labels, so the number of series does not depend on what clients do. Imported when first scraped.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from octavo.metrics import EngineStats, Histogram
+from octavo.server.accounting import ServerMetrics
+from octavo.server.service import Service
+
+_LABELS = ["model_name", "engine"]
+_TTFT = (0.01, 0.04, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 40.0)
+_ITL = (0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+_E2E = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 240.0)
+_QUEUE = (0.3, 1.0, 5.0, 10.0, 30.0, 60.0)
+_TOKENS = (10, 100, 1000, 10000, 100000)
+
+
+def render(service: Service) -> tuple[bytes, str]:
+    """The text of a scrape and its media type."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Snapshot(service))
+    return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+def saturation(stats: EngineStats, *, pending: int, limit: int) -> float:
+    """How near the server is to refusing work, 0 to 1: the fuller of the queue and the KV cache."""
+    usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+    return min(1.0, max(usage, pending / limit))
+
+
+class _Snapshot(Collector):
+    """Every family of one scrape."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._values = [service.names[0], "0"]
+
+    def collect(self) -> Iterable[Metric]:
+        stats, metrics = self._service.client.stats, self._service.metrics
+        yield from self._gauges(stats)
+        yield from self._counters(stats, metrics)
+        yield from self._histograms(metrics)
+        yield from self._own(stats, metrics)
+
+    def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
+        usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+        for names, help_text, value in (
+            (("octavo_requests_running", "vllm:num_requests_running"), "Sequences being computed.", stats.num_running),
+            (("octavo_requests_waiting", "vllm:num_requests_waiting"), "Requests waiting for blocks.", stats.num_waiting),
+            (("octavo_requests_swapped", "vllm:num_requests_swapped"), "Sequences swapped out.", stats.num_swapped),
+            (("octavo_kv_cache_usage_ratio", "vllm:kv_cache_usage_perc"), "Used device blocks, 0 to 1.", usage),
+            (("octavo_token_slots_used",), "Slots of used blocks that hold a token.", stats.token_slots_used),
+        ):
+            for name in names:
+                yield self._gauge(name, help_text, value)
+        blocks = GaugeMetricFamily(
+            "octavo_kv_blocks", "Device blocks; shared ones are a part of used.", labels=[*_LABELS, "state"]
+        )
+        for state in ("total", "used", "shared", "cached", "free"):
+            blocks.add_metric([*self._values, state], getattr(stats, f"blocks_{state}"))
+        yield blocks
+
+    def _counters(self, stats: EngineStats, metrics: ServerMetrics) -> Iterator[Metric]:
+        for names, help_text, value in (
+            (("octavo_prompt_tokens", "vllm:prompt_tokens"), "Prompt tokens taken in.", stats.prompt_tokens),
+            (("octavo_generation_tokens", "vllm:generation_tokens"), "Tokens generated.", stats.generation_tokens),
+            (
+                ("octavo_prompt_tokens_cached", "vllm:prompt_tokens_cached"),
+                "Prompt tokens not computed again.",
+                stats.cached_prompt_tokens,
+            ),
+            (("octavo_prefix_cache_queries", "vllm:prefix_cache_queries"), "Tokens looked up.", stats.prefix_cache_queries),
+            (("octavo_prefix_cache_hits", "vllm:prefix_cache_hits"), "Tokens found.", stats.prefix_cache_hits),
+            (("octavo_preemptions", "vllm:num_preemptions"), "Groups preempted.", stats.preemptions),
+            (("octavo_copy_on_writes",), "Shared blocks copied before a write.", stats.copy_on_writes),
+            (("octavo_steps",), "Steps of the engine.", stats.steps),
+            (("octavo_clients_gone",), "Requests whose client left.", metrics.clients_gone),
+            (("octavo_engine_restarts",), "Engine processes that were replaced.", self._service.status.restarts),
+        ):
+            for name in names:
+                yield self._counter(name, help_text, value)
+        swaps = CounterMetricFamily(
+            "octavo_swapped_blocks", "Blocks moved between device and host.", labels=[*_LABELS, "direction"]
+        )
+        swaps.add_metric([*self._values, "in"], stats.swaps_in)
+        swaps.add_metric([*self._values, "out"], stats.swaps_out)
+        yield swaps
+        for name in ("octavo_request_success", "vllm:request_success"):
+            finished = CounterMetricFamily(name, "Choices by how they ended.", labels=[*_LABELS, "finished_reason"])
+            for reason, count in metrics.finished.items():
+                finished.add_metric([*self._values, reason], count)
+            yield finished
+
+    def _histograms(self, metrics: ServerMetrics) -> Iterator[Metric]:
+        """Our own with a selection of the bounds, the aliases with the bounds that dashboards know."""
+        for name, help_text, histogram, bounds in (
+            ("time_to_first_token_seconds", "From arrival to the first token.", metrics.time_to_first_token, _TTFT),
+            ("inter_token_latency_seconds", "Between two tokens of one choice.", metrics.inter_token_latency, _ITL),
+            ("e2e_request_latency_seconds", "From arrival to the end.", metrics.e2e_latency, _E2E),
+            ("request_queue_time_seconds", "From arrival to the first step.", metrics.queue_time, _QUEUE),
+            ("request_prompt_tokens", "Prompt tokens of a request.", metrics.prompt_tokens, _TOKENS),
+            ("request_generation_tokens", "Generated tokens of a request.", metrics.generation_tokens, _TOKENS),
+        ):
+            yield self._histogram(f"octavo_{name}", help_text, histogram, bounds)
+            yield self._histogram(f"vllm:{name}", help_text, histogram)
+        name, help_text = "vllm:request_time_per_output_token_seconds", "Mean of a request, first token left out."
+        yield self._histogram(name, help_text, metrics.time_per_output_token)
+
+    def _own(self, stats: EngineStats, metrics: ServerMetrics) -> Iterator[Metric]:
+        service = self._service
+        pending, limit = service.client.pending, service.options.max_num_queued_reqs
+        yield self._gauge(
+            "octavo_saturation", "0 to 1: the fuller of queue and KV cache.", saturation(stats, pending=pending, limit=limit)
+        )
+        yield self._gauge("octavo_requests_pending", "Requests without a token.", pending)
+        yield self._gauge("octavo_ready", "1 while the server takes requests.", float(service.status.ready()[0] == 200))
+        yield self._histogram("octavo_step_seconds", "Duration of a step.", service.status.steps)
+        responses = CounterMetricFamily(
+            "octavo_http_responses", "Responses by status, probes and scrapes left out.", labels=["code"]
+        )
+        for code, count in sorted(metrics.responses.items()):
+            responses.add_metric([str(code)], count)
+        yield responses
+        start = GaugeMetricFamily("octavo_start_time_seconds", "When this server started, Unix time.")
+        start.add_metric([], metrics.started_at)
+        yield start
+
+    def _gauge(self, name: str, help_text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, help_text, labels=_LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+    def _counter(self, name: str, help_text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, help_text, labels=_LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+    def _histogram(self, name: str, help_text: str, histogram: Histogram, bounds: tuple[float, ...] | None = None) -> Metric:
+        family = HistogramMetricFamily(name, help_text, labels=_LABELS)
+        family.add_metric(self._values, histogram.cumulative(bounds), histogram.total)
+        return family

@@ -1,0 +1,129 @@
+"""The one outer layer of the server: every request passes here first and every answer last.
+
+It gives a request its id, holds headers to their limit, asks for a key (deny by default: only the probes are open), turns
+whatever is raised into the one error shape, counts and logs. Routes inside can rely on all of that.
+"""
+
+import os
+import re
+import time
+import traceback
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.sampling_params import ParameterError
+from octavo.server import errors
+from octavo.server.accounting import RequestRecord, ServerMetrics
+from octavo.server.auth import Keyring
+from octavo.server.body import ClientGone
+from octavo.server.errors import ApiError
+from octavo.server.options import ServerOptions
+from octavo.server.protocol import MAX_ID
+from octavo.server.request_log import Log
+
+PROBES = frozenset({"/health", "/ping", "/healthz/startup", "/healthz/ready", "/healthz/live"})
+_UNLOGGED = PROBES | {"/metrics"}
+_CLIENT_GONE = 499
+_ID = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_ID)
+_HTTP_MESSAGES = {404: "Not Found", 405: "Method Not Allowed"}
+
+
+class Gate:
+    """ASGI application around ``app``."""
+
+    def __init__(self, app: ASGIApp, *, options: ServerOptions, metrics: ServerMetrics, log: Log) -> None:
+        self._app = app
+        self._keys = Keyring(options.api_key)
+        self._max_header_bytes = options.max_header_bytes
+        self._metrics = metrics
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        passage = _Passage(scope, send)
+        try:
+            self._admit(scope, passage)
+            await self._app(scope, receive, passage.send)
+        except ClientGone:
+            passage.status = _CLIENT_GONE
+        except Exception as error:
+            await self._refuse(passage, error)
+        finally:
+            self._account(scope, passage)
+
+    def _admit(self, scope: Scope, passage: "_Passage") -> None:
+        headers = scope["headers"]
+        size = len(scope.get("raw_path", b"")) + len(scope.get("query_string", b""))
+        size += sum(len(name) + len(value) for name, value in headers)
+        if size > self._max_header_bytes or scope["state"].get("headers_cut"):
+            message = f"The request's headers are larger than the limit of {self._max_header_bytes} bytes."
+            raise ApiError(431, message, headers={"connection": "close"})
+        known = dict(headers)
+        if scope["path"] not in PROBES and not self._keys.admits(known.get(b"authorization")):
+            raise errors.unauthorized()
+        given = known.get(b"x-request-id")
+        if given is not None:
+            if not _ID.fullmatch(given):
+                raise errors.malformed(f"X-Request-Id must be 1 to {MAX_ID} printable ASCII characters.", "x-request-id")
+            passage.request_id = given
+            scope["state"]["request_id"] = given.decode()
+
+    async def _refuse(self, passage: "_Passage", error: Exception) -> None:
+        answer = self._as_api_error(error, passage)
+        if passage.status is not None:  # too late for a status: the connection breaks off, which clients notice
+            raise error
+        body = answer.body()
+        headers = {"content-type": "application/json", "content-length": str(len(body)), **answer.headers}
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await passage.send({"type": "http.response.start", "status": answer.status, "headers": raw})
+        await passage.send({"type": "http.response.body", "body": body})
+
+    def _as_api_error(self, error: Exception, passage: "_Passage") -> ApiError:
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, ParameterError):
+            return errors.from_parameter_error(error)
+        if isinstance(error, HTTPException):
+            message = _HTTP_MESSAGES.get(error.status_code, "The request cannot be served.")
+            return ApiError(error.status_code, message, headers=dict(error.headers or {}))
+        error_id = os.urandom(6).hex()
+        details = "".join(traceback.format_exception(error))
+        self._log.error("internal_error", details, error_id=error_id, request_id=passage.request_id.decode())
+        return errors.internal(error_id)
+
+    def _account(self, scope: Scope, passage: "_Passage") -> None:
+        status = passage.status or _CLIENT_GONE
+        if scope["path"] in _UNLOGGED:
+            return
+        self._metrics.response(status)
+        fields: dict[str, Any] = {
+            "request_id": passage.request_id.decode(),
+            "method": scope["method"],
+            "path": scope["path"][:MAX_ID],
+            "status": status,
+            "total_ms": round((time.monotonic() - passage.arrival) * 1000, 2),
+        }
+        record = scope["state"].get("record")
+        if isinstance(record, RequestRecord):
+            fields.update(record.log_fields())
+        self._log.info("request", **fields)
+
+
+class _Passage:
+    """One request's way out: adds the request id to the response and remembers its status."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.arrival = time.monotonic()
+        self.request_id = os.urandom(16).hex().encode()
+        self.status: int | None = None
+        self._send = send
+        scope["state"] = {**scope.get("state", {}), "arrival": self.arrival, "request_id": self.request_id.decode()}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", []), (b"x-request-id", self.request_id)]}
+        await self._send(message)

@@ -1,0 +1,145 @@
+"""One client's request on its way through the engine: submit its prompts, turn deltas into updates, end it once.
+
+Whatever happens (done, refused, client gone, engine lost), ``close`` runs exactly once: it aborts what the engine still holds
+and accounts for the request. Knows nothing of JSON; completions and chat put the updates into their shapes.
+"""
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from octavo.outputs import RequestMetrics, TokenDelta
+from octavo.request import Request
+from octavo.server import errors
+from octavo.server.accounting import RequestRecord, ServerMetrics
+from octavo.server.body import ClientGone
+from octavo.server.engine_client import EngineClient, Mailbox
+from octavo.server.output_processor import ChoiceUpdate, OutputProcessor
+from octavo.server.request_log import Log
+from octavo.tokenizer import Tokenizer
+
+ANSWER_WAIT = 1.0
+"""Seconds for which a stream's response line waits for the engine's first word, so that a refusal can be a status code."""
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A prompt as the client wrote it (None: as token ids) and as the engine takes it."""
+
+    text: str | None
+    token_ids: list[int]
+
+
+class Generation:
+    """All prompts of one HTTP request. ``record`` is what its log line will say."""
+
+    def __init__(
+        self,
+        requests: list[Request],
+        *,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        metrics: ServerMetrics,
+        record: RequestRecord,
+        log: Log,
+    ) -> None:
+        self._requests = requests
+        self._client = client
+        self._metrics = metrics
+        self._log = log
+        self._mailbox = Mailbox()
+        self._closed = False
+        offsets = itertools.accumulate((request.params.n for request in requests), initial=0)
+        self._processors = {
+            request.id: OutputProcessor(request, tokenizer, first_index=first)
+            for request, first in zip(requests, offsets, strict=False)
+        }
+        self._last_token: dict[int, float] = {}
+        self.record = record
+        record.prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        record.n = requests[0].params.n
+        record.model_requests = len(requests)
+
+    def submit(self) -> None:
+        """Gives every prompt to the engine, or none. Raises ``ApiError``."""
+        try:
+            for request in self._requests:
+                self._client.submit(request, self._mailbox)
+        except errors.ApiError:
+            self.close()
+            raise
+
+    async def answered(self) -> None:
+        """Waits a moment for the engine's first word. Raises ``ApiError`` when that is a refusal."""
+        try:
+            async with asyncio.timeout(ANSWER_WAIT):
+                await self._mailbox.wait()
+        except TimeoutError:
+            return
+
+    async def updates(self) -> AsyncIterator[list[ChoiceUpdate]]:
+        """What is new, in order, until every choice is complete. Raises ``ApiError`` and ``ClientGone``."""
+        while not all(processor.finished for processor in self._processors.values()):
+            deltas = await self._mailbox.get()
+            now = time.monotonic()
+            updates = [update for delta in deltas if (update := self._process(delta, now)) is not None]
+            if updates:
+                yield updates
+
+    def client_gone(self) -> None:
+        """The client closed its connection: nobody will read the rest."""
+        if not self._closed:
+            self.record.client_gone = True
+            self._mailbox.fail(ClientGone())
+            self.close()
+
+    def close(self) -> None:
+        """Ends what still runs and counts the request. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        for request in self._requests:
+            if not self._processors[request.id].finished:
+                self._client.abort(request.id)
+        self.record.ended = time.monotonic()
+        self._metrics.observe(self.record)
+
+    def _process(self, delta: TokenDelta, now: float) -> ChoiceUpdate | None:
+        if delta.error is not None:
+            error_id = os.urandom(6).hex()
+            self._log.error("engine_error", delta.error, request_id=self.record.request_id, error_id=error_id)
+            raise errors.internal(error_id)
+        update = self._processors[delta.request_id].process(delta)
+        if delta.metrics is not None:
+            self._account(delta.metrics)
+        if update is None:
+            return None
+        if update.abort:
+            self._client.abort(delta.request_id, delta.branch)
+        self._clock(update, now)
+        self.record.cached_tokens = max(self.record.cached_tokens, delta.num_cached_tokens)
+        if update.finish_reason is not None:
+            self.record.finish_reasons.append(update.finish_reason)
+        return update
+
+    def _clock(self, update: ChoiceUpdate, now: float) -> None:
+        """Times between tokens; several tokens at once share the time since the last."""
+        if not update.token_ids:
+            return
+        record, count = self.record, len(update.token_ids)
+        record.output_tokens += count
+        if record.first_token is None:
+            record.first_token = now
+        last = self._last_token.get(update.index)
+        if last is not None:
+            self._metrics.inter_token((now - last) / count, count)
+        self._last_token[update.index] = now
+
+    def _account(self, metrics: RequestMetrics) -> None:
+        record = self.record
+        record.queue_time = max(record.queue_time or 0.0, metrics.queue_time or 0.0)
+        record.preemptions += metrics.num_preemptions
+        record.swaps += metrics.num_swaps

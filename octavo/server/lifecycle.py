@@ -1,0 +1,171 @@
+"""One run of the server: load, serve, drain, end. Owns the signals and the order of things; knows no route and no message.
+
+The exit status is 0 only for an asked-for stop. Whatever ends the server, streams are told before their connections close.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+
+import msgspec
+
+from octavo.config import ConfigError, EngineConfig
+from octavo.server.app import build_app
+from octavo.server.engine_handle import EngineProcess
+from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
+from octavo.server.http_server import make_server
+from octavo.server.listen import url_of
+from octavo.server.options import ServerOptions
+from octavo.server.request_log import Log, LogBridge
+from octavo.server.service import Frontend, Service
+from octavo.server.startup import startup_lines
+from octavo.server.status import Status
+from octavo.server.supervisor import Supervisor
+from octavo.server.wire import Ready
+
+_POLL = 0.02
+_LAST_WORDS = 0.2
+"""Seconds for error events to reach their clients before connections are closed."""
+
+
+class Lifecycle:
+    """Made outside the event loop, run once inside it."""
+
+    def __init__(self, config: EngineConfig, options: ServerOptions, *, sock: socket.socket, process_start: float) -> None:
+        self._config = config
+        self._options = options
+        self._sock = sock
+        self._process_start = process_start
+        self._log = Log.to(sys.stderr, options.log_format)
+        self._signals = 0
+
+    async def run(self, engine: EngineProcess, spawner: concurrent.futures.ThreadPoolExecutor) -> int:
+        """Serves until a signal or a fault. Returns the exit status."""
+        self._status = Status()
+        self._stop = asyncio.Event()
+        self._engine_ready: asyncio.Future[tuple[Ready, EngineProcess]] = asyncio.get_running_loop().create_future()
+        self._supervisor = Supervisor(
+            status=self._status,
+            log=self._log,
+            spawner=spawner,
+            max_pending=self._options.max_num_queued_reqs,
+            on_ready=self._on_engine_ready,
+        )
+        self._service = Service(
+            options=self._options,
+            names=self._options.served_model_name or (self._config.model,),
+            client=self._supervisor,
+            status=self._status,
+            log=self._log,
+        )
+        self._http = make_server(build_app(self._service), self._options)
+        self._catch_signals()
+        serving = asyncio.create_task(self._http.serve(sockets=[self._sock]))
+        loading = asyncio.create_task(self._load(engine))
+        exit_status = await self._until_told(loading)
+        self._http.should_exit = True
+        loading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+        spawner.shutdown(wait=False)
+        return exit_status
+
+    def _catch_signals(self) -> None:
+        logging.getLogger().addHandler(LogBridge(self._log))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            self._supervisor.kill()
+            os._exit(0)
+        self._stop.set()
+
+    async def _load(self, engine: EngineProcess) -> None:
+        """Until a request could be answered. Raises ``ConfigError`` when none ever will."""
+        from octavo import build
+        from octavo.weights.hub import resolve_model
+
+        self._status.loading("finding the model", 0.0)
+        path = await asyncio.to_thread(resolve_model, self._config.model, revision=self._config.revision)
+        config = msgspec.structs.replace(self._config, model=str(path))
+        await self._supervisor.attach(engine, config)
+        front = await asyncio.to_thread(build.open_frontend, config)
+        self._service.frontend = Frontend.build(
+            front.tokenizer, front.model_config, max_model_len=front.max_model_len, config=config
+        )
+        self._status.text_ready()
+        ready, process = await self._engine_ready
+        self._announce(ready, process)
+
+    def _on_engine_ready(self, ready: Ready, process: EngineProcess) -> None:
+        if self._engine_ready.done():
+            self._log.info("engine_ready", "the engine is ready again")
+        else:
+            self._engine_ready.set_result((ready, process))
+
+    def _announce(self, ready: Ready, process: EngineProcess) -> None:
+        now = time.monotonic()
+        lines = startup_lines(
+            self._service.names[0], ready, process_start=self._process_start, spawned_at=process.spawned_at, now=now
+        )
+        for line in lines:
+            self._log.info("startup", line)
+        url = url_of(self._sock)
+        self._log.info("ready", f"ready on {url}")
+
+    async def _until_told(self, loading: asyncio.Task[None]) -> int:
+        """Waits for a signal, for the supervisor to give up, or for loading to fail. Returns the exit status."""
+        stopped = asyncio.create_task(self._stop.wait())
+        waiting: set[asyncio.Future[object]] = {stopped, self._supervisor.outcome, loading}  # type: ignore[arg-type]  # invariance
+        while True:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if stopped in done:
+                await self._drain()
+                return 0
+            if self._supervisor.outcome in done:
+                exit_status, message = self._supervisor.outcome.result()
+                return await self._fail(exit_status, message)
+            error = loading.exception()
+            if error is not None:
+                return await self._fail(*_fault(error))
+
+    async def _drain(self) -> None:
+        """Lets running requests finish, then tells the rest that they cannot."""
+        self._status.draining = True
+        tasks = self._http.server_state.tasks
+        self._log.info("drain", f"stopping: {len(tasks)} requests have {self._options.drain_timeout:g} s to finish")
+        deadline = time.monotonic() + self._options.drain_timeout
+        while tasks and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL)
+        await self._supervisor.close()
+        await self._let_streams_end()
+        self._log.info("stopped", "stopped")
+
+    async def _fail(self, exit_status: int, message: str) -> int:
+        self._supervisor.kill()
+        await self._let_streams_end()
+        print(f"octavo: error: {message}", file=sys.stderr, flush=True)
+        return exit_status
+
+    async def _let_streams_end(self) -> None:
+        deadline = time.monotonic() + _LAST_WORDS
+        while self._http.server_state.tasks and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL)
+
+
+def _fault(error: BaseException) -> tuple[int, str]:
+    """The exit status and the line for an exception that ended loading."""
+    if isinstance(error, ConfigError):
+        return BAD_CONFIG, str(error)
+    traceback.print_exception(error)
+    return ENGINE_FAULT, f"{type(error).__name__}: {error}"

@@ -1,0 +1,229 @@
+"""From a request's fields and a prompt's length to ``SamplingParams``: defaults, clamps and the checks that need the model.
+
+The order of defaults is the request, then the model's generation_config.json, then those of ``SamplingParams``. Range checks
+of single fields live in ``SamplingParams``; here is what needs a vocabulary, a context length or the operator's limits.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from octavo.sampling_params import ParameterError, SamplingParams
+from octavo.server import errors
+from octavo.server.errors import ApiError
+from octavo.server.protocol import ChatRequest, CompletionRequest, SamplingFields
+
+DEFAULT_COMPLETION_TOKENS = 16
+_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_PASSED_ON = (
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "allowed_token_ids",
+    "bad_words",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+_UNSUPPORTED = (
+    "use_beam_search",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "logits_processors",
+    "logprob_token_ids",
+    "prompt_embeds",
+    "repetition_detection",
+    "thinking_token_budget",
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "suffix",
+    "documents",
+    "tools",
+    "functions",
+    "function_call",
+    "audio",
+)
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {}, 0)
+_FORBIDDEN_IN_SALT = frozenset("@/\\\0")
+
+
+class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the loaded model and its operator allow."""
+
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int
+    default_sampling: dict[str, Any]
+    priority_scheduling: bool
+
+
+def check_supported(request: SamplingFields) -> None:
+    """Raises ``ApiError`` 400 for a field that asks for something this server does not do."""
+    for name in _UNSUPPORTED:
+        if getattr(request, name, None) not in _NOTHING:
+            raise errors.invalid(f"`{name}` is not supported by this server.", name)
+    kind = request.response_format.get("type") if isinstance(request.response_format, dict) else request.response_format
+    if kind not in (None, "text"):
+        raise errors.invalid("`response_format` other than text is not supported by this server.", "response_format")
+    if getattr(request, "tool_choice", None) not in (None, "none"):
+        raise errors.invalid("When using `tool_choice`, `tools` must be set.", "tool_choice")
+    if getattr(request, "modalities", None) not in (None, ["text"]):
+        raise errors.invalid("`modalities` other than text are not supported by this server.", "modalities")
+    if getattr(request, "chat_template", None) is not None:
+        raise errors.invalid(
+            "A chat template of the client's is not trusted; the model's or the operator's is used.", "chat_template"
+        )
+
+
+def check_combinations(request: SamplingFields, limits: ModelLimits) -> None:
+    """Raises ``ApiError`` 400 for fields that contradict each other or the server's configuration."""
+    if request.stream_options is not None and not request.stream:
+        raise errors.invalid("Stream options can only be defined when `stream=True`.", "stream_options")
+    if request.stream and (request.prompt_logprobs or 0) > 0:
+        raise errors.invalid("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise errors.invalid("`best_of` other than n is not supported by this server.", "best_of")
+    if request.priority and not limits.priority_scheduling:
+        message = f"Got priority {request.priority}, but priority scheduling is not enabled."
+        raise errors.invalid(message, "priority")
+    if request.cache_salt is not None and (not request.cache_salt or _FORBIDDEN_IN_SALT & set(request.cache_salt)):
+        raise errors.invalid("cache_salt must not be empty nor contain any of @ / \\ and NUL.", "cache_salt")
+    if request.truncation_side not in (None, "left", "right"):
+        raise errors.invalid("truncation_side must be left or right.", "truncation_side")
+
+
+def truncated(token_ids: list[int], request: SamplingFields, limits: ModelLimits) -> list[int]:
+    """The prompt cut to ``truncate_prompt_tokens``, -1 being the context length: its end stays, or with ``right`` its start."""
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return token_ids
+    if keep < -1 or keep == 0 or keep > limits.max_model_len:
+        message = f"truncate_prompt_tokens must be -1 or in [1, {limits.max_model_len}], got {keep}."
+        raise errors.invalid(message, "truncate_prompt_tokens")
+    keep = limits.max_model_len if keep == -1 else keep
+    return token_ids[:keep] if request.truncation_side == "right" else token_ids[-keep:]
+
+
+def check_prompt(token_ids: list[int], limits: ModelLimits) -> None:
+    """Raises ``ApiError`` 400 for a prompt that is empty, too long, or has ids outside the vocabulary."""
+    length, limit = len(token_ids), limits.max_model_len
+    if not length:
+        raise errors.invalid("The decoder prompt cannot be empty.", "prompt")
+    if length > limit:
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains {length} input tokens, "
+            "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "
+            f"(parameter=input_tokens, value={length})",
+            param="input_tokens",
+        )
+    if length == limit:
+        raise ApiError(
+            400,
+            f"The decoder prompt (length {length}) plus the number of requested output tokens (at least 1) is longer than the "
+            f"maximum model length of {limit}. Make sure that `max_model_len` is no smaller than the number of text tokens "
+            "(prompt + requested output tokens).",
+            param="input_tokens",
+        )
+    worst = max(token_ids)
+    if worst >= limits.vocab_size:
+        raise errors.invalid(f"Token id {worst} is out of vocabulary", "prompt")
+
+
+def requested_tokens(request: CompletionRequest | ChatRequest) -> tuple[str, int | None]:
+    """The field that limits the output, and its value; None is up to the context length."""
+    if isinstance(request, ChatRequest):
+        if request.max_completion_tokens is not None:
+            return "max_completion_tokens", request.max_completion_tokens
+        return "max_tokens", request.max_tokens
+    return "max_tokens", DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+
+
+def requested_logprobs(request: CompletionRequest | ChatRequest) -> int | None:
+    """How many alternatives to report beside each token; None is no log-probabilities at all."""
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    if not request.logprobs:
+        if request.top_logprobs:
+            raise errors.invalid("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
+        return None
+    return request.top_logprobs or 0
+
+
+def build(
+    request: CompletionRequest | ChatRequest, *, prompt_length: int, limits: ModelLimits, prompt_logprobs: int | None
+) -> SamplingParams:
+    """The parameters of one prompt. Raises ``ParameterError`` or ``ApiError``."""
+    name, max_tokens = requested_tokens(request)
+    if max_tokens is not None and max_tokens > limits.max_model_len:
+        raise ParameterError(
+            f"{name}={max_tokens} cannot be greater than max_model_len={limits.max_model_len}. "
+            "Please request fewer output tokens.",
+            param=name,
+            value=max_tokens,
+        )
+    room = limits.max_model_len - prompt_length
+    fields: dict[str, Any] = {
+        "max_tokens": room if max_tokens is None else min(max_tokens, room),
+        "logprobs": requested_logprobs(request),
+        "prompt_logprobs": prompt_logprobs,
+        "logit_bias": _logit_bias(request.logit_bias, limits.vocab_size),
+    }
+    for field in _PASSED_ON:
+        if (value := getattr(request, field)) is not None:
+            fields[field] = value
+    for field in _MODEL_DEFAULTS:
+        value = getattr(request, field)
+        value = limits.default_sampling.get(field) if value is None else value
+        if value is not None:
+            fields[field] = value
+    fields["top_k"] = min(fields.get("top_k", 0), limits.vocab_size)
+    params = SamplingParams(**fields)
+    _check_against_model(params, limits, "top_logprobs" if isinstance(request, ChatRequest) else "logprobs")
+    return params
+
+
+def _check_against_model(params: SamplingParams, limits: ModelLimits, logprobs_name: str) -> None:
+    for name, kind, value in (
+        (logprobs_name, "sample", params.logprobs),
+        ("prompt_logprobs", "prompt", params.prompt_logprobs),
+    ):
+        if value is not None and value > limits.max_logprobs:
+            raise ParameterError(
+                f"Requested {kind} logprobs of {value}, which is greater than max allowed: {limits.max_logprobs}",
+                param=name,
+                value=value,
+            )
+    _check_ids("stop_token_ids", params.stop_token_ids or (), limits.vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab_size)
+
+
+def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    outside = [token_id for token_id in token_ids if token_id >= vocab_size]
+    if outside:
+        raise ParameterError(
+            f"token_id(s) {outside[:5]} in {name} contain out-of-vocab token ids. Vocabulary size: {vocab_size}", param=name
+        )
+
+
+def _logit_bias(given: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:
+    """Keys as token ids, values clamped to ±100."""
+    if not given:
+        return None
+    bad = [key[:32] for key in given if not key.isdecimal() or not key.isascii() or len(key) > 9]
+    if bad:
+        raise ParameterError(
+            f"logit_bias contains key(s) that cannot be converted to integer token IDs: {bad[:5]}", param="logit_bias"
+        )
+    bias = {int(key): min(100.0, max(-100.0, value)) for key, value in given.items()}
+    _check_ids("logit_bias", bias, vocab_size)
+    return bias

@@ -1,0 +1,86 @@
+"""What completions and chat share in answering: the envelope of a response, the usage, and errors after a stream has begun."""
+
+import os
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+
+from octavo.sampling_params import ParameterError
+from octavo.server import errors, sse
+from octavo.server.body import ClientGone
+from octavo.server.errors import ApiError
+from octavo.server.generation import Generation
+from octavo.server.output_processor import ChoiceUpdate
+from octavo.server.request_log import Log
+from octavo.server.responses import PromptTokensDetails, Usage
+
+
+class Envelope(msgspec.Struct, kw_only=True):
+    """What every chunk of one response repeats. ``warnings`` are said once."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    warnings: list[str] | UnsetType
+    cached_details: bool
+
+    def once(self) -> list[str] | UnsetType:
+        """The warnings, the first time it is asked."""
+        warnings, self.warnings = self.warnings, UNSET
+        return warnings
+
+
+class Usages:
+    """Tokens of every prompt and choice so far. A prompt with n choices counts once."""
+
+    def __init__(self, prompt_lengths: Sequence[int], n: int, *, details: bool) -> None:
+        self._prompt_lengths = prompt_lengths
+        self._n = n
+        self._details = details
+        self._generated = [0] * (len(prompt_lengths) * n)
+        self._cached = [0] * len(prompt_lengths)
+
+    def note(self, update: ChoiceUpdate) -> None:
+        self._generated[update.index] = update.num_tokens
+        prompt = update.index // self._n
+        self._cached[prompt] = max(self._cached[prompt], update.cached_tokens)
+
+    def total(self) -> Usage:
+        return self._usage(sum(self._prompt_lengths), sum(self._generated), sum(self._cached))
+
+    def of(self, index: int) -> Usage:
+        """One choice's, with its prompt."""
+        prompt = index // self._n
+        return self._usage(self._prompt_lengths[prompt], self._generated[index], self._cached[prompt])
+
+    def _usage(self, prompt: int, generated: int, cached: int) -> Usage:
+        details = PromptTokensDetails(cached) if self._details else None
+        return Usage(prompt, prompt + generated, generated, details)
+
+
+def json_response(value: msgspec.Struct, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
+
+
+async def events_or_error(events: AsyncIterator[bytes], generation: Generation, log: Log) -> AsyncGenerator[bytes]:
+    """``events``; when they fail, the error as the last event and ``[DONE]``, because the status line is long gone."""
+    try:
+        async for piece in events:
+            yield piece
+    except ClientGone:
+        return
+    except ApiError as error:
+        generation.record.finish_reasons.append("error")
+        yield sse.raw_event(error.body()) + sse.DONE
+    except ParameterError as error:
+        yield sse.raw_event(errors.from_parameter_error(error).body()) + sse.DONE
+    except Exception:
+        error_id = os.urandom(6).hex()
+        log.error("internal_error", message=traceback.format_exc(), error_id=error_id, request_id=generation.record.request_id)
+        yield sse.raw_event(errors.internal(error_id).body()) + sse.DONE
+    finally:
+        generation.close()

@@ -1,0 +1,178 @@
+"""What every route needs, in one value: the engine client, the tokenizer, the limits, the books.
+
+Turns a client's prompts and fields into engine requests; the shapes of answers are the routes' business.
+"""
+
+import asyncio
+import hashlib
+import re
+import secrets
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from octavo import __version__
+from octavo.config import EngineConfig, ModelConfig
+from octavo.request import Request
+from octavo.sampling_params import SamplingParams
+from octavo.server import errors, params
+from octavo.server.accounting import RequestRecord, ServerMetrics
+from octavo.server.engine_client import EngineClient
+from octavo.server.errors import ApiError
+from octavo.server.generation import Generation, Prompt
+from octavo.server.options import ServerOptions
+from octavo.server.params import ModelLimits
+from octavo.server.protocol import MAX_ID, ChatRequest, CompletionRequest, Message
+from octavo.server.request_log import Log
+from octavo.server.status import Status
+from octavo.tokenizer import Tokenizer
+
+_INLINE_CHARACTERS = 8192
+"""Prompts up to this length are tokenized on the event loop; a thread costs more than it saves."""
+_ID = re.compile(r"[\x21-\x7e]+")
+
+
+class Frontend(msgspec.Struct, frozen=True):
+    """What the API process knows of the model."""
+
+    tokenizer: Tokenizer
+    limits: ModelLimits
+    fingerprint: str
+
+    @staticmethod
+    def build(tokenizer: Tokenizer, model: ModelConfig, *, max_model_len: int, config: EngineConfig) -> "Frontend":
+        limits = ModelLimits(
+            vocab_size=model.vocab_size,
+            max_model_len=max_model_len,
+            max_logprobs=config.max_logprobs,
+            default_sampling=model.default_sampling,
+            priority_scheduling=config.scheduling_policy == "priority",
+        )
+        digest = hashlib.sha256(msgspec.json.encode((model, config.dtype, config.kv_cache_dtype, config.load_format)))
+        return Frontend(tokenizer, limits, f"octavo-{__version__}-{digest.hexdigest()[:8]}")
+
+
+class Service:
+    """One server. ``frontend`` is None until the tokenizer has been read."""
+
+    def __init__(
+        self,
+        *,
+        options: ServerOptions,
+        names: tuple[str, ...],
+        client: EngineClient,
+        status: Status,
+        log: Log,
+        frontend: Frontend | None = None,
+    ) -> None:
+        self.options = options
+        self.names = names
+        self.client = client
+        self.status = status
+        self.log = log
+        self.frontend = frontend
+        self.metrics = ServerMetrics()
+        self.created = int(time.time())
+
+    def loaded(self) -> Frontend:
+        """The frontend. Raises ``ApiError`` 503 while the server cannot take a request."""
+        if self.status.draining:
+            raise errors.draining()
+        if self.frontend is None or not self.status.engine_up:
+            raise errors.not_ready(self.status.phase)
+        return self.frontend
+
+    def model_name(self, asked: str | None) -> str:
+        """The served name. Raises ``ApiError`` 404 for a model that is not here."""
+        if asked is None:
+            return self.names[0]
+        if asked not in self.names:
+            message = f"The model `{asked[:MAX_ID]}` does not exist. Valid aliases: {', '.join(self.names)}."
+            raise ApiError(404, message, param="model")
+        return asked
+
+    def request_id(self, http: HttpRequest, prefix: str, asked: str | None) -> str:
+        """The id of a response: the one in the body, or the request's own (the ``X-Request-Id`` header's, or a new one)."""
+        if asked is not None and not _ID.fullmatch(asked):
+            raise errors.invalid("request_id must be printable ASCII without spaces.", "request_id")
+        return f"{prefix}-{asked or http.scope['state']['request_id']}"
+
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text."""
+        tokenizer = self.loaded().tokenizer
+        if sum(map(len, texts)) <= _INLINE_CHARACTERS:
+            return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        return await asyncio.to_thread(tokenizer.encode_batch, list(texts), add_special_tokens=add_special_tokens)
+
+    async def render(
+        self,
+        messages: list[Message],
+        *,
+        add_generation_prompt: bool | None,
+        continue_final_message: bool | None,
+        template_kwargs: dict[str, Any] | None,
+    ) -> str:
+        """The prompt text of a conversation, by the model's template. Raises ``ApiError`` or ``ParameterError``."""
+        if len(messages) > self.options.max_messages:
+            raise errors.invalid(
+                f"messages must have at most {self.options.max_messages} entries, got {len(messages)}.", "messages"
+            )
+        continued = bool(continue_final_message)
+        if continued and add_generation_prompt:
+            message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
+            raise errors.invalid(message, "continue_final_message")
+        # Clients of the field's servers leave add_generation_prompt at its default when they continue a message.
+        generate = not continued if add_generation_prompt is None else add_generation_prompt
+        tokenizer = self.loaded().tokenizer
+        return await asyncio.to_thread(
+            tokenizer.apply_chat_template,
+            [msgspec.to_builtins(message) for message in messages],
+            add_generation_prompt=generate,
+            continue_final_message=continued,
+            template_kwargs=template_kwargs,
+        )
+
+    def generation(
+        self,
+        request: CompletionRequest | ChatRequest,
+        prompts: list[Prompt],
+        *,
+        http: HttpRequest,
+        request_id: str,
+        prompt_logprobs: int | None,
+    ) -> Generation:
+        """Everything checked and ready to submit. Raises ``ApiError`` or ``ParameterError``."""
+        frontend = self.loaded()
+        arrival = http.scope["state"]["arrival"]
+        requests = []
+        for prompt in prompts:
+            params.check_prompt(prompt.token_ids, frontend.limits)
+            sampling = params.build(
+                request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
+            )
+            requests.append(self._engine_request(request, prompt, sampling, arrival))
+        record = RequestRecord(request_id=request_id, arrival=arrival, stream=bool(request.stream))
+        http.scope["state"]["record"] = record
+        return Generation(
+            requests, client=self.client, tokenizer=frontend.tokenizer, metrics=self.metrics, record=record, log=self.log
+        )
+
+    def _engine_request(
+        self, request: CompletionRequest | ChatRequest, prompt: Prompt, sampling: SamplingParams, arrival: float
+    ) -> Request:
+        """The engine's ids are its own: two clients may send the same id."""
+        bad_words = sampling.bad_words
+        return Request(
+            id=uuid.uuid4().hex,
+            prompt_token_ids=prompt.token_ids,
+            params=sampling,
+            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            arrival_time=arrival,
+            priority=request.priority or 0,
+            cache_scope=request.cache_salt or "",
+            bad_words_token_ids=self.loaded().tokenizer.bad_words_ids(bad_words) if bad_words else (),
+        )

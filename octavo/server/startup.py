@@ -1,0 +1,30 @@
+"""The few lines that a start prints, and the account of where its time went."""
+
+from octavo.server.wire import Ready
+
+_SHOWN = 0.005
+
+
+def startup_lines(model: str, ready: Ready, *, process_start: float, spawned_at: float, now: float) -> list[str]:
+    """Model, backend, blocks, and the start-up times. All times are on the monotonic clock."""
+    facts = ready.model_config
+    fit = ready.num_device_blocks / -(-ready.max_model_len // ready.block_size)
+    parts = breakdown(ready, process_start=process_start, spawned_at=spawned_at, now=now)
+    times = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items() if seconds >= _SHOWN)
+    return [
+        f"model {model}: {facts.architecture}, {facts.num_layers} layers, {ready.dtype}, context {ready.max_model_len}",
+        f"backend {ready.backend}, instruction set {ready.isa}",
+        f"# device blocks: {ready.num_device_blocks}, # host blocks: {ready.num_host_blocks} of {ready.block_size} tokens: "
+        f"{fit:.1f} requests of {ready.max_model_len} tokens fit at once",
+        f"start-up {now - process_start:.2f} s: {times}",
+    ]
+
+
+def breakdown(ready: Ready, *, process_start: float, spawned_at: float, now: float) -> dict[str, float]:
+    """Seconds of each part from the command to ready; they add up to the whole, because the rest is a part too.
+
+    The engine process is what takes time; the API process starts beside it and shows only where it is the last to be ready.
+    """
+    parts = {"command line": spawned_at - process_start, "engine process": ready.started_at - spawned_at, **ready.phases}
+    parts["rest"] = (now - process_start) - sum(parts.values())
+    return parts

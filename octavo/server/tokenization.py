@@ -1,0 +1,57 @@
+"""POST /tokenize and /detokenize: what the model would see of a text or a conversation, and back."""
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from octavo.server import body, errors
+from octavo.server.protocol import DetokenizeRequest, TokenizeRequest
+from octavo.server.replies import json_response
+from octavo.server.responses import DetokenizeResponse, TokenizeResponse
+from octavo.server.service import Service
+
+
+class Tokenization:
+    """Both routes."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def tokenize(self, http: HttpRequest) -> Response:
+        service = self._service
+        request, _ = await body.read(http.scope, http.receive, TokenizeRequest, service.options)
+        frontend = service.loaded()
+        service.model_name(request.model)
+        text, special = await self._text(request)
+        (tokens,) = await service.encode([text], add_special_tokens=special)
+        strings = [frontend.tokenizer.token_text(token) for token in tokens] if request.return_token_strs else None
+        return json_response(
+            TokenizeResponse(count=len(tokens), max_model_len=frontend.limits.max_model_len, tokens=tokens, token_strs=strings)
+        )
+
+    async def detokenize(self, http: HttpRequest) -> Response:
+        service = self._service
+        request, _ = await body.read(http.scope, http.receive, DetokenizeRequest, service.options)
+        frontend = service.loaded()
+        service.model_name(request.model)
+        vocab_size = frontend.limits.vocab_size
+        for token in request.tokens:
+            if not 0 <= token < vocab_size:
+                raise errors.invalid(f"Token id {token} is out of vocabulary", "tokens")
+        return json_response(DetokenizeResponse(frontend.tokenizer.decode(request.tokens, skip_special_tokens=False)))
+
+    async def _text(self, request: TokenizeRequest) -> tuple[str, bool]:
+        """The text to tokenize, and whether special tokens are added around it."""
+        if request.chat_template is not None or request.tools:
+            name = "tools" if request.tools else "chat_template"
+            raise errors.invalid(f"`{name}` is not supported by this server.", name)
+        if request.messages is not None:
+            text = await self._service.render(
+                request.messages,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                template_kwargs=request.chat_template_kwargs,
+            )
+            return text, bool(request.add_special_tokens)
+        if request.prompt is None:
+            raise errors.malformed("prompt: field required", "prompt")
+        return request.prompt, request.add_special_tokens is not False
