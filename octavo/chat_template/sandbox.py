@@ -109,15 +109,17 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Every call in a template goes through here."""
-        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox hands out str.format in a wrapper
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        named = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}  # jinja's own
         if isinstance(owner, str) and name in _GROWTH_OF_METHODS:
-            _budget(__context).charge(_GROWTH_OF_METHODS[name](owner, *args, **kwargs))
+            _budget(__context).charge(_GROWTH_OF_METHODS[name](owner, *args, **named))
         elif isinstance(owner, str) and name == "join" and args:
             items = list(args[0])
             _budget(__context).charge(sum(len(owner) + len(i) for i in items if isinstance(i, str)))
             return owner.join(items)
         elif isinstance(owner, str) and name in ("format", "format_map"):
-            _charge_format(__context, owner, (*args, *kwargs.values()))
+            _charge_format(__context, owner, (*args, *named.values()))
         return super().call(__context, __obj, *args, **kwargs)
 
     def render(self, template: Any, variables: dict[str, Any], *, seconds: float, characters: int) -> str:
