@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from octavo.backends.base import Backend, KVCache, KVCacheSpec
@@ -17,6 +16,7 @@ from octavo.engine.scheduler import Scheduler
 from octavo.executor.local import LocalExecutor
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.models import Model, load_model
+from octavo.quant.gguf import Dequantize, dequantize
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.hub import resolve_model
 from octavo.worker.model_runner import ModelRunner
@@ -29,7 +29,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A running engine and what people want to know about it. ``facts["phases"]`` maps each part of the start-up to its seconds."""
+    """A running engine and what people want to know about it. ``facts["phases"]``: seconds of each part of the start-up."""
 
     engine: Engine
     model_config: ModelConfig
@@ -70,7 +70,7 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
     """
     watch = _Stopwatch(progress or (lambda phase, fraction: None))
     with watch.phase("open model"):
-        checkpoint = _open(config)
+        checkpoint = _open(config, dequantize=_dequantizer(config))
         max_model_len = resolve_max_model_len(config, checkpoint.config)
         _check_budgets(config, max_model_len)
     with watch.phase("start backend"):
@@ -91,7 +91,9 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
         num_blocks = resolve_num_blocks(
             config, spec, max_model_len=max_model_len, memory=memory_before, weight_bytes=weight_bytes
         )
-        kv, cache = make_kv_cache(config, spec, backend, max_model_len=max_model_len, num_blocks=num_blocks, namespace=str(checkpoint.path))
+        kv, cache = make_kv_cache(
+            config, spec, backend, max_model_len=max_model_len, num_blocks=num_blocks, namespace=str(checkpoint.path)
+        )
     with watch.phase("start engine"):
         engine = assemble(config, checkpoint.config, model, backend, kv, cache, max_model_len=max_model_len)
     return Loaded(
@@ -176,9 +178,19 @@ def open_frontend(config: EngineConfig) -> Frontend:
     )
 
 
-def _open(config: EngineConfig) -> Checkpoint:
-    path: Path = resolve_model(config.model, revision=config.revision, progress=True)
-    return open_checkpoint(path, load_format=config.load_format)
+def _open(config: EngineConfig, *, dequantize: Dequantize = dequantize) -> Checkpoint:
+    path = resolve_model(config.model, revision=config.revision, progress=True)
+    return open_checkpoint(path, load_format=config.load_format, seed=config.seed, dequantize=dequantize)
+
+
+def _dequantizer(config: EngineConfig) -> Dequantize:
+    """What unpacks GGUF blocks: native code where it is there anyway."""
+    if config.backend == "reference":
+        return dequantize
+    from octavo.backends.cpu.dequantize import native_dequantize
+    from octavo.backends.cpu.topology import default_threads
+
+    return native_dequantize(config.num_threads or default_threads())
 
 
 def make_backend(config: EngineConfig, dtype: str) -> Backend:
@@ -213,7 +225,9 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     """
     limit = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > limit:
-        raise ConfigError(f"--max-model-len {config.max_model_len} is more than the {limit} positions that the model was made for")
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is more than the {limit} positions that the model was made for"
+        )
     return config.max_model_len or limit
 
 

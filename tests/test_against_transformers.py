@@ -12,7 +12,6 @@ from octavo import build
 from octavo.config import EngineConfig
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
-from octavo.weights.checkpoint import open_checkpoint
 
 PROMPTS = [
     "The capital of France is",
@@ -70,7 +69,11 @@ def test_greedy_tokens_are_identical_in_float32(smollm2_path: Path, reference: A
     for i, ids in enumerate(prompts):
         with torch.no_grad():
             output = reference.generate(
-                torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None
+                torch.tensor([ids]),
+                attention_mask=torch.ones(1, len(ids)),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
             )
         expected = output[0, len(ids) :].tolist()
         assert [token for delta in ours[i] for token in delta.token_ids] == expected, PROMPTS[i]

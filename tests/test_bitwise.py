@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from octavo import build
 from octavo.backends.base import Backend
 from octavo.config import EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
-from octavo.models import Model
+from octavo.models import Model, load_model
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.weights.checkpoint import open_checkpoint
@@ -34,7 +35,7 @@ class LoadedModel:
 def loaded(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[LoadedModel]:
     checkpoint = open_checkpoint(smollm2_path)
     backend = build.make_backend(EngineConfig(model="smollm2"), request.param)
-    model = build.load_model(checkpoint.config, checkpoint.source, backend, max_model_len=MAX_MODEL_LEN)
+    model = load_model(checkpoint.config, checkpoint.source, backend, max_model_len=MAX_MODEL_LEN)
     yield LoadedModel(checkpoint.config, model, backend)
 
 
@@ -60,7 +61,7 @@ def requests() -> list[Request]:
     return made
 
 
-def engine_with(loaded: LoadedModel, *, num_blocks: int = 400, **changes: object) -> Engine:
+def engine_with(loaded: LoadedModel, *, num_blocks: int = 400, **changes: Any) -> Engine:
     settings = {"async_scheduling": False, "enable_prefix_caching": False, "swap_space": 0.25, **changes}
     config = EngineConfig(model="smollm2", max_model_len=MAX_MODEL_LEN, **settings)
     spec = build.kv_cache_spec(config, loaded.config, loaded.backend.compute_dtype)
@@ -140,5 +141,5 @@ def test_speculated(loaded: LoadedModel, alone: Outputs) -> None:
 def test_another_number_of_threads(loaded: LoadedModel, alone: Outputs, smollm2_path: Path) -> None:
     checkpoint = open_checkpoint(smollm2_path)
     backend = build.make_backend(EngineConfig(model="smollm2", num_threads=1), loaded.backend.compute_dtype)
-    model = build.load_model(checkpoint.config, checkpoint.source, backend, max_model_len=MAX_MODEL_LEN)
+    model = load_model(checkpoint.config, checkpoint.source, backend, max_model_len=MAX_MODEL_LEN)
     assert_same(run(engine_with(LoadedModel(checkpoint.config, model, backend)), requests()), alone)

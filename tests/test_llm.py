@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,8 @@ def texts(outputs: list[RequestOutput]) -> list[str]:
 def test_strings_ids_dicts_and_a_mix_give_the_same(llm: LLM) -> None:
     prompt = "The capital of France is"
     ids = llm.get_tokenizer().encode(prompt)
-    outputs = llm.generate([prompt, ids, {"prompt": prompt}, {"prompt_token_ids": ids}], GREEDY, use_tqdm=False)
+    forms: list[Any] = [prompt, ids, {"prompt": prompt}, {"prompt_token_ids": ids}]
+    outputs = llm.generate(forms, GREEDY, use_tqdm=False)
     assert len(set(texts(outputs))) == 1 and "Paris" in outputs[0].outputs[0].text
     assert outputs[0].prompt == prompt and outputs[1].prompt is None
     assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].text == outputs[0].outputs[0].text
@@ -75,7 +77,9 @@ def test_greedy_branches_cost_one(llm: LLM) -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_stop_strings_cut_text_and_tokens(llm: LLM, keep: bool) -> None:
-    whole = llm.generate("Count: one, two, three,", SamplingParams(temperature=0.0, max_tokens=24), use_tqdm=False)[0].outputs[0]
+    whole = llm.generate("Count: one, two, three,", SamplingParams(temperature=0.0, max_tokens=24), use_tqdm=False)[0].outputs[
+        0
+    ]
     stop = whole.text[8:14]
     params = SamplingParams(temperature=0.0, max_tokens=24, stop=stop, include_stop_str_in_output=keep, logprobs=0)
     (output,) = llm.generate("Count: one, two, three,", params, use_tqdm=False)
@@ -99,7 +103,9 @@ def test_log_probabilities(llm: LLM) -> None:
         sum(e[t].logprob for e, t in zip(branch.logprobs, branch.token_ids, strict=True))
     )
     assert output.prompt_logprobs[0] is None and len(output.prompt_logprobs) == len(output.prompt_token_ids)
-    assert all(token in (entry or {}) for entry, token in zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True))
+    assert all(
+        token in (entry or {}) for entry, token in zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
+    )
 
 
 def test_a_prefix_is_computed_once(llm: LLM) -> None:
@@ -136,7 +142,9 @@ def test_the_progress_bar_tells_tokens_per_second(llm: LLM, capfd: pytest.Captur
         ("x", SamplingParams(allowed_token_ids=[10**6]), "allowed_token_ids"),
     ],
 )
-def test_bad_requests_name_the_field_and_leave_nothing_behind(llm: LLM, prompt: object, params: SamplingParams, param: str) -> None:
+def test_bad_requests_name_the_field_and_leave_nothing_behind(
+    llm: LLM, prompt: Any, params: SamplingParams, param: str
+) -> None:
     with pytest.raises(ParameterError) as caught:
         llm.generate(["fine", {"prompt_token_ids": prompt} if prompt == [] else prompt], params, use_tqdm=False)
     assert caught.value.param == param
@@ -161,7 +169,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers(smollm2_path: Path) -> N
         ({"nonsense": 1}, "nonsense"),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(smollm2_path: Path, changes: dict[str, object], message: str) -> None:
+def test_what_cannot_work_is_said_in_one_line(smollm2_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         LLM(model="smollm2", **changes)
     assert message in str(caught.value) and "\n" not in str(caught.value)

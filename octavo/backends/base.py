@@ -74,9 +74,14 @@ class Batch:
 class KVCache(Protocol):
     """Device blocks and host blocks of every layer. The layout is private to the backend."""
 
-    spec: KVCacheSpec
-    num_blocks: int
-    num_host_blocks: int
+    @property
+    def spec(self) -> KVCacheSpec: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def num_host_blocks(self) -> int: ...
 
 
 class Graph(Protocol):
@@ -154,9 +159,13 @@ class Ops(Protocol):
 class Backend(Protocol):
     """One device. Chosen once in ``build`` and passed down as an argument."""
 
-    ops: Ops
-    compute_dtype: str
-    """"bfloat16" or "float32": the dtype called act above."""
+    @property
+    def ops(self) -> Ops: ...
+
+    @property
+    def compute_dtype(self) -> str:
+        """"bfloat16" or "float32": the dtype called act above."""
+        ...
 
     def describe(self) -> str:
         """One line for people: the device, its instruction set, its threads."""

@@ -54,7 +54,9 @@ def prompt_of_ids(index: int, length: int, vocab_size: int) -> list[int]:
 def measure(loaded: Loaded, options: ThroughputOptions, *, run: int) -> tuple[float, int, float]:
     """Seconds of one run, the most blocks in use and the used share of their slots at that moment."""
     engine = loaded.engine
-    params = SamplingParams(n=options.n, temperature=0.0 if options.n == 1 else 1.0, max_tokens=options.output_len, ignore_eos=True)
+    params = SamplingParams(
+        n=options.n, temperature=0.0 if options.n == 1 else 1.0, max_tokens=options.output_len, ignore_eos=True
+    )
     start = time.perf_counter()
     for i in range(options.num_prompts):
         ids = prompt_of_ids(i + run * options.num_prompts, options.input_len, loaded.model_config.vocab_size)

@@ -5,14 +5,13 @@ with two the next step is planned while the current one is computed.
 """
 
 from collections import deque
-from concurrent.futures import Future
 
 from octavo.engine.scheduler import Scheduler
-from octavo.executor.base import Executor
+from octavo.executor.base import Executor, PendingOutput
 from octavo.metrics import EngineStats
 from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
-from octavo.step import ModelOutput, SchedulerOutput
+from octavo.step import SchedulerOutput
 
 
 class EngineStuckError(RuntimeError):
@@ -26,7 +25,7 @@ class Engine:
         self.scheduler = scheduler
         self._executor = executor
         self._max_in_flight = max_in_flight
-        self._in_flight: deque[tuple[SchedulerOutput, Future[ModelOutput]]] = deque()
+        self._in_flight: deque[tuple[SchedulerOutput, PendingOutput]] = deque()
 
     @property
     def has_work(self) -> bool:

@@ -197,8 +197,9 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None when nothing can be computed before a result arrives."""
-        budget, planned, scheduled = self._config.max_num_batched_tokens, [], []
-        budget, yielded = self._schedule_running(budget, planned, scheduled)
+        planned: list[Planned] = []
+        scheduled: list[ScheduledSequence] = []
+        budget, yielded = self._schedule_running(self._config.max_num_batched_tokens, planned, scheduled)
         if not yielded:
             self._resume_and_admit(budget, planned, scheduled)
         if not scheduled and not self.kv.has_copies:
@@ -246,7 +247,7 @@ class Scheduler:
 
     def _demand(self, group: SequenceGroup, budget: int, reserved: int) -> list[tuple[Sequence, int]]:
         """How many tokens each sequence of the group should compute now. ``reserved`` of the budget is kept for decodes."""
-        demand = []
+        demand: list[tuple[Sequence, int]] = []
         last_computed = group.max_tokens_total - 1  # nobody reads what the very last token would add to the cache
         for seq in group.sequences:
             if seq.finished or seq.num_computed >= min(len(seq.token_ids), last_computed):
@@ -313,7 +314,12 @@ class Scheduler:
     ) -> ScheduledSequence:
         params, end = group.params, start + len(tokens)
         prompt_targets = None
-        if params.prompt_logprobs is not None and start < seq.prompt_len - 1 and seq.branch == 0 and group.prompt_logprobs is not None:
+        if (
+            params.prompt_logprobs is not None
+            and start < seq.prompt_len - 1
+            and seq.branch == 0
+            and group.prompt_logprobs is not None
+        ):
             prompt_targets = seq.token_ids[start + 1 : min(end + 1, seq.prompt_len)]
         return ScheduledSequence(
             seq_id=seq.seq_id,

@@ -136,4 +136,6 @@ class BlockPool:
         if any(block.hash != digest for digest, block in self._by_hash.items()):
             raise AssertionError("the prefix cache finds a block under a hash that it does not have")
         if (shared, cached) != (self._num_shared, self._num_cached_free):
-            raise AssertionError(f"counted {shared} shared and {cached} cached, kept {self._num_shared} and {self._num_cached_free}")
+            raise AssertionError(
+                f"counted {shared} shared and {cached} cached, kept {self._num_shared} and {self._num_cached_free}"
+            )

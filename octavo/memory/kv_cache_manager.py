@@ -28,7 +28,7 @@ class KVUsage:
 
 
 class KVSequence(Protocol):
-    """What the manager needs of a sequence. It alone writes ``blocks``, ``hashes``, ``num_published``, ``row``, ``on_host``."""
+    """What the manager needs of a sequence. It alone writes the fields from ``blocks`` to ``on_host``."""
 
     token_ids: list[int]
     num_computed: int

@@ -81,9 +81,7 @@ class ModelRunner:
             token_ids=token_ids,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            timings=StepTimings(
-                copies=copied - started, forward=computed - copied, sampling=time.perf_counter() - computed
-            ),
+            timings=StepTimings(copies=copied - started, forward=computed - copied, sampling=time.perf_counter() - computed),
         )
 
     def _sample(
@@ -133,10 +131,8 @@ def _draws(seq: ScheduledSequence, first: int) -> list[SampleRow]:
     if seq.params is None:
         raise ValueError(f"sequence {seq.seq_id} is to be sampled but has no parameters")
     position = seq.start + len(seq.token_ids) - seq.num_drafts
-    if seq.num_drafts:
-        steps = [(i, seq.seeds[0]) for i in range(seq.num_drafts + 1)]
-    else:
-        steps = [(0, seed) for seed in seq.seeds]
+    verified = [(i, seq.seeds[0]) for i in range(seq.num_drafts + 1)]
+    steps = verified if seq.num_drafts else [(0, seed) for seed in seq.seeds]
     return [
         SampleRow(
             logits_row=first + offset,

@@ -5,9 +5,13 @@ reads back through the block tables. A mis-mapped block, a late copy, a stale ha
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
 
 from octavo.config import EngineConfig
-from octavo.engine import scheduler as scheduler_module
+from octavo.engine import ngram
 from octavo.engine.engine import Engine
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import branch_seed
@@ -38,8 +42,8 @@ class FakeExecutor:
 
     def __init__(self, *, block_size: int, num_blocks: int, num_host_blocks: int) -> None:
         self.block_size = block_size
-        self.device = [[None] * block_size for _ in range(num_blocks)]
-        self.host = [[None] * block_size for _ in range(num_host_blocks)]
+        self.device: list[list[Any]] = [[None] * block_size for _ in range(num_blocks)]
+        self.host: list[list[Any]] = [[None] * block_size for _ in range(num_host_blocks)]
         self.last_token: dict[int, int] = {}
         self.queue: deque[SchedulerOutput] = deque()
 
@@ -66,13 +70,13 @@ class FakeExecutor:
         for source, target in plan.copies.copy:
             self.device[target] = list(self.device[source])
 
-    def write(self, seq: ScheduledSequence, table) -> None:
+    def write(self, seq: ScheduledSequence, table: np.ndarray) -> None:
         for offset, token in enumerate(seq.token_ids):
             position = seq.start + offset
-            token = self.last_token[seq.row] if token == PENDING else token
-            self.device[table[position // self.block_size]][position % self.block_size] = (position, token)
+            known = self.last_token[seq.row] if token == PENDING else token
+            self.device[table[position // self.block_size]][position % self.block_size] = (position, known)
 
-    def read(self, seq: ScheduledSequence, table) -> list[int]:
+    def read(self, seq: ScheduledSequence, table: np.ndarray) -> list[int]:
         context = []
         for position in range(seq.start + len(seq.token_ids)):
             slot = self.device[table[position // self.block_size]][position % self.block_size]
@@ -80,7 +84,7 @@ class FakeExecutor:
             context.append(slot[1])
         return context
 
-    def sample(self, seq: ScheduledSequence, table) -> list[int]:
+    def sample(self, seq: ScheduledSequence, table: np.ndarray) -> list[int]:
         context = self.read(seq, table)
         if not seq.sample_rows:
             return []
@@ -109,7 +113,7 @@ def naive(request: Request, max_model_len: int) -> list[list[int]]:
             produced = len(tokens) - len(request.prompt_token_ids)
             stops = {*(() if params.ignore_eos else (EOS,)), *(params.stop_token_ids or ())}
             ended = tokens[-1] in stops and produced >= params.min_tokens
-            if ended or produced >= params.max_tokens or len(tokens) >= max_model_len:
+            if ended or produced >= (params.max_tokens or 0) or len(tokens) >= max_model_len:
                 break
         outputs.append(tokens[len(request.prompt_token_ids) :])
     return outputs
@@ -163,7 +167,7 @@ class Scenario:
 
     def blocks_needed(self, request: Request, block_size: int) -> int:
         """The smallest pool in which the request alone can run: full prompt blocks once, the rest for each branch."""
-        total = min(len(request.prompt_token_ids) + request.params.max_tokens, self.max_model_len) - 1
+        total = min(len(request.prompt_token_ids) + (request.params.max_tokens or 0), self.max_model_len) - 1
         branches = 1 if request.params.greedy else request.params.n
         full = len(request.prompt_token_ids) // block_size if branches > 1 else 0
         return full + branches * (-(-total // block_size) - full)
@@ -206,12 +210,9 @@ class Scenario:
         )
 
     def run(self, *, check_every_step: bool = True) -> None:
-        original = scheduler_module.ngram.propose
-        scheduler_module.ngram.propose = self.draft
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ngram, "propose", self.draft)
             self._loop(check_every_step)
-        finally:
-            scheduler_module.ngram.propose = original
         self._verify()
 
     def _loop(self, check_every_step: bool) -> None:

@@ -1,6 +1,6 @@
 """Runs random scenarios until one fails: exit status 1 and the reason when a bug is caught, 0 when all pass.
 
-    python -m tests.engine.hunt 2000
+python -m tests.engine.hunt 2000
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Whatever the batching, chunking, caching, forking, preemption, swapping, speculation or overlap: the output is the naive one."""
+"""Whatever is batched, chunked, cached, forked, preempted, swapped, speculated or overlapped: the output is the naive one."""
 
 import pytest
 

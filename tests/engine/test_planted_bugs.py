@@ -27,7 +27,12 @@ class Bug:
 
 BUGS = [
     Bug("copy-on-write without the copy", MANAGER, "self._copy.append((old.id, new.id))", "pass"),
-    Bug("in-place write to a shared block", MANAGER, "if target.ref_count > 1:\n                self._copy", "if False:\n                self._copy"),
+    Bug(
+        "in-place write to a shared block",
+        MANAGER,
+        "if target.ref_count > 1:\n                self._copy",
+        "if False:\n                self._copy",
+    ),
     Bug(
         "swap-out after copy-on-write",
         FAKE,
@@ -37,20 +42,70 @@ BUGS = [
     ),
     Bug("swap-out without the copy", MANAGER, "self._swap_out.append((block.id, moved[block.id].id))", "pass"),
     Bug("swap-in without the copy", MANAGER, "self._swap_in.append((host_block.id, block.id))", "pass"),
-    Bug("a prefix match that leaves nothing to compute", MANAGER, "(len(seq.token_ids) - 1) // self.block_size", "len(seq.token_ids) // self.block_size"),
-    Bug("a hash without its parent", MANAGER, "parent = seq.hashes[-1] if seq.hashes else seq.cache_root", "parent = seq.cache_root"),
-    Bug("a hash without its scope", MANAGER, "cache_root(self, scope: str) -> bytes:", "cache_root(self, scope: str) -> bytes:\n        scope = ''"),
-    Bug("a stale hash entry", POOL, "            del self._by_hash[block.hash]\n            block.hash = None\n            self._num_cached_free -= 1", "            self._num_cached_free -= 1"),
+    Bug(
+        "a prefix match that leaves nothing to compute",
+        MANAGER,
+        "(len(seq.token_ids) - 1) // self.block_size",
+        "len(seq.token_ids) // self.block_size",
+    ),
+    Bug(
+        "a hash without its parent",
+        MANAGER,
+        "parent = seq.hashes[-1] if seq.hashes else seq.cache_root",
+        "parent = seq.cache_root",
+    ),
+    Bug(
+        "a hash without its scope",
+        MANAGER,
+        "cache_root(self, scope: str) -> bytes:",
+        "cache_root(self, scope: str) -> bytes:\n        scope = ''",
+    ),
+    Bug(
+        "a stale hash entry",
+        POOL,
+        "            del self._by_hash[block.hash]\n            block.hash = None\n            self._num_cached_free -= 1",
+        "            self._num_cached_free -= 1",
+    ),
     Bug("a rewritten block that can still be found", MANAGER, "self.device.retract(target)", "pass", "memory"),
-    Bug("a fork that forgets the reference", MANAGER, "[self.device.ref(block) for block in parent.blocks[", "[block for block in parent.blocks["),
-    Bug("a fork that shares one block too few", MANAGER, "parent.blocks[: self.num_blocks_for(child.num_computed)]", "parent.blocks[: child.num_computed // self.block_size]"),
+    Bug(
+        "a fork that forgets the reference",
+        MANAGER,
+        "[self.device.ref(block) for block in parent.blocks[",
+        "[block for block in parent.blocks[",
+    ),
+    Bug(
+        "a fork that shares one block too few",
+        MANAGER,
+        "parent.blocks[: self.num_blocks_for(child.num_computed)]",
+        "parent.blocks[: child.num_computed // self.block_size]",
+    ),
     Bug("rejected drafts that stay computed", DECODING, "    seq.num_computed = before + len(tokens) - 1\n", ""),
     Bug("preempting work in flight", SCHEDULER, "if victim.num_in_flight:", "if False:"),
-    Bug("late results of a finished sequence", SCHEDULER, "            if not seq.finished:\n                decoding.place_drawn", "            if True:\n                decoding.place_drawn"),
+    Bug(
+        "late results of a finished sequence",
+        SCHEDULER,
+        "            if not seq.finished:\n                decoding.place_drawn",
+        "            if True:\n                decoding.place_drawn",
+    ),
     Bug("recomputed branches that do not share again", SCHEDULER, "self.kv.fork(source[0], seq, source[1])", "pass"),
-    Bug("swapping that loses sharing", MANAGER, "blocks.append(self.host.ref(moved[block.id]))", "blocks.append(self.host.allocate())"),
-    Bug("a device that is empty and still asks for slack", SCHEDULER, "        if not self._running:\n            return 0\n", ""),
-    Bug("hashing before the token is known", SCHEDULER, "self.kv.publish(entry.seq, entry.end)", "self.kv.publish(entry.seq, entry.end + self.kv.block_size)"),
+    Bug(
+        "swapping that loses sharing",
+        MANAGER,
+        "blocks.append(self.host.ref(moved[block.id]))",
+        "blocks.append(self.host.allocate())",
+    ),
+    Bug(
+        "a device that is empty and still asks for slack",
+        SCHEDULER,
+        "        if not self._running:\n            return 0\n",
+        "",
+    ),
+    Bug(
+        "hashing before the token is known",
+        SCHEDULER,
+        "self.kv.publish(entry.seq, entry.end)",
+        "self.kv.publish(entry.seq, entry.end + self.kv.block_size)",
+    ),
     Bug("a demand that forgets copy-on-write", MANAGER, "return total + sum(", "return total + 0 * sum("),
 ]
 
@@ -65,7 +120,11 @@ def test_planted_bug_is_caught(bug: Bug, tmp_path: Path) -> None:
     assert text.count(bug.good) == 1, f"{bug.name}: the code to break has changed"
     path.write_text(text.replace(bug.good, bug.bad))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-    module = ["tests.engine.hunt", "6000"] if bug.caught_by == "hunt" else ["pytest", "-q", "-p", "no:cacheprovider", "tests/memory"]
-    run = subprocess.run([sys.executable, "-m", *module], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    module = (
+        ["tests.engine.hunt", "6000"] if bug.caught_by == "hunt" else ["pytest", "-q", "-p", "no:cacheprovider", "tests/memory"]
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", *module], check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
     verdict = "caught with seed" if bug.caught_by == "hunt" else "AssertionError"
     assert run.returncode == 1 and verdict in run.stdout, run.stdout + run.stderr

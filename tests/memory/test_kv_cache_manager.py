@@ -2,6 +2,8 @@
 block tables. After every rule each sequence must read its own tokens back.
 """
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,8 +29,8 @@ class KVCacheMachine(RuleBasedStateMachine):
             max_blocks=-(-MAX_TOKENS // block_size),
             enable_prefix_caching=True,
         )
-        self.device = {b: [None] * block_size for b in range(num_blocks)}
-        self.host = {b: [None] * block_size for b in range(num_host)}
+        self.device: dict[int, list[Any]] = {b: [None] * block_size for b in range(num_blocks)}
+        self.host: dict[int, list[Any]] = {b: [None] * block_size for b in range(num_host)}
         self.groups: list[list[Sequence]] = []
         self.next_id = 0
 
@@ -104,7 +106,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         upto = None if whole else data.draw(st.integers(0, parent.num_computed))
         self.kv.fork(parent, child, upto)
         if not whole:
-            child.token_ids = child.token_ids[:upto] + [data.draw(st.integers(0, 1))]
+            child.token_ids = [*child.token_ids[:upto], data.draw(st.integers(0, 1))]
         group.append(child)
 
     @rule(data=st.data())
@@ -179,8 +181,8 @@ KVCacheMachine.TestCase.settings = settings(
 TestKVCacheManager = KVCacheMachine.TestCase
 
 
-def manager(**changes: object) -> KVCacheManager:
-    arguments = {"block_size": 4, "num_blocks": 8, "num_host_blocks": 4, "num_rows": 4, "max_blocks": 6}
+def manager(**changes: Any) -> KVCacheManager:
+    arguments: dict[str, Any] = {"block_size": 4, "num_blocks": 8, "num_host_blocks": 4, "num_rows": 4, "max_blocks": 6}
     return KVCacheManager(**{**arguments, "enable_prefix_caching": True, **changes})
 
 
