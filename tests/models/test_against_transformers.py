@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from octavo.backends.base import Backend
+from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference.backend import ReferenceBackend
 from octavo.models import load_model
 from octavo.weights.checkpoint import open_checkpoint
@@ -24,6 +25,17 @@ def runner(directory: Path, backend: Backend, *, num_seqs: int = 1, max_model_le
     return PagedRunner(model, backend, checkpoint.config, num_seqs=num_seqs, max_len=max_model_len)
 
 
+def make_backend(name: str, compute_dtype: str) -> Backend:
+    if name == "reference":
+        return ReferenceBackend(compute_dtype=compute_dtype)
+    return CpuBackend(compute_dtype=compute_dtype, isa="auto", num_threads=2)
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module", params=sorted(VARIANTS))
 def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     directory = tmp_path_factory.mktemp(request.param)
@@ -34,15 +46,15 @@ def close(found: np.ndarray, expected: np.ndarray, tolerance: float = 2e-5) -> N
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
-def test_whole_prompt(variant: tuple[Path, Any]) -> None:
+def test_whole_prompt(variant: tuple[Path, Any], backend: str) -> None:
     directory, model = variant
-    [logits] = runner(directory, ReferenceBackend()).step([(0, PROMPT)])
+    [logits] = runner(directory, make_backend(backend, "float32")).step([(0, PROMPT)])
     close(logits, reference_logits(model, PROMPT))
 
 
-def test_chunks_then_decoding_beside_another_sequence(variant: tuple[Path, Any]) -> None:
+def test_chunks_then_decoding_beside_another_sequence(variant: tuple[Path, Any], backend: str) -> None:
     directory, model = variant
-    run = runner(directory, ReferenceBackend(), num_seqs=2)
+    run = runner(directory, make_backend(backend, "float32"), num_seqs=2)
     first: list[np.ndarray] = []
     second: list[np.ndarray] = []
     first += run.step([(0, PROMPT[:9])])
@@ -56,9 +68,9 @@ def test_chunks_then_decoding_beside_another_sequence(variant: tuple[Path, Any])
     close(np.concatenate(second), reference_logits(model, OTHER))
 
 
-def test_bfloat16_is_near(variant: tuple[Path, Any]) -> None:
+def test_bfloat16_is_near(variant: tuple[Path, Any], backend: str) -> None:
     directory, model = variant
-    [logits] = runner(directory, ReferenceBackend(compute_dtype="bfloat16")).step([(0, PROMPT)])
+    [logits] = runner(directory, make_backend(backend, "bfloat16")).step([(0, PROMPT)])
     expected = reference_logits(model, PROMPT)
     assert np.sqrt(np.mean((logits - expected) ** 2)) < 0.05 * expected.std()
 
