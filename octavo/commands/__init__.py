@@ -1,0 +1,15 @@
+"""The commands of the command line, one module each with ``run(arguments, *, environment, started) -> exit status``."""
+
+from octavo.server.exit_codes import BAD_CONFIG
+
+PITCH = "Octavo serves large language models: the OpenAI API over paged, continuously batched attention."
+USAGE_ERROR = BAD_CONFIG
+
+COMMANDS = {
+    "serve": ("octavo.commands.serve", "serve a model over HTTP"),
+    "chat": ("octavo.commands.chat", "talk to a model in the terminal, here or on a server"),
+    "generate": ("octavo.commands.generate", "complete prompts and print the text"),
+    "bench": ("octavo.commands.bench", "measure: bench throughput"),
+    "doctor": ("octavo.commands.doctor", "say what this machine can do and why"),
+}
+"""Name -> (module, help line)."""

@@ -1,0 +1,198 @@
+"""Flags from the fields of a configuration type, so that a name, a default, a limit and a help text are written once.
+
+A field ``max_num_seqs`` is the flag ``--max-num-seqs`` and the environment variable ``OCTAVO_MAX_NUM_SEQS``; a flag wins over
+the environment, and both over the default. Values are checked by the type itself.
+"""
+
+import argparse
+import re
+import sys
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NoReturn, TypeVar
+
+import msgspec
+
+from octavo.commands import USAGE_ERROR
+from octavo.config import ConfigError
+
+T = TypeVar("T")
+PREFIX = "OCTAVO_"
+_SUFFIXES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class Parser(argparse.ArgumentParser):
+    """One line and status 64 for what the user can put right."""
+
+    def __init__(self, *, prog: str, description: str, usage: str) -> None:
+        super().__init__(prog=prog, description=description, usage=usage, formatter_class=_Formatter, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message}; see {self.prog} --help", file=sys.stderr, flush=True)
+        sys.exit(USAGE_ERROR)
+
+
+class _Formatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=110)
+
+
+class Field(msgspec.Struct, frozen=True):
+    """A field as a flag: what it takes, what the help says."""
+
+    name: str
+    kind: Literal["bool", "int", "float", "str", "list"]
+    optional: bool
+    choices: tuple[str, ...]
+    help: str
+    default: Any
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+
+def fields_of(struct: type[Any]) -> list[Field]:
+    """Every field of a configuration type, in order."""
+    hints = typing.get_type_hints(struct, include_extras=True)
+    return [_field(field, hints[field.name]) for field in msgspec.structs.fields(struct)]
+
+
+def _field(field: Any, hint: Any) -> Field:
+    description = ""
+    while typing.get_origin(hint) is typing.Annotated:
+        hint, *extras = typing.get_args(hint)
+        description = next((extra.description for extra in extras if getattr(extra, "description", None)), description)
+    members = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    optional = type(None) in members
+    (base,) = [member for member in members if member is not type(None)]
+    while typing.get_origin(base) is typing.Annotated:
+        base = typing.get_args(base)[0]
+    choices: tuple[str, ...] = ()
+    if typing.get_origin(base) is Literal:
+        choices, base = typing.get_args(base), str
+    kind: Any = "list" if typing.get_origin(base) is tuple else base.__name__
+    return Field(field.name, kind, optional, choices, description, field.default)
+
+
+def add_flags(parser: argparse.ArgumentParser, struct: type[Any], *, title: str, skip: Sequence[str] = ()) -> None:
+    """Adds a flag for every field of ``struct`` but those to ``skip``. None of them has a default for argparse."""
+    group = parser.add_argument_group(title)
+    for field in fields_of(struct):
+        if field.name in skip:
+            continue
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field), "dest": field.name}
+        if field.kind == "bool":
+            group.add_argument(field.flag, action=argparse.BooleanOptionalAction, **options)
+        elif field.kind == "list":
+            group.add_argument(field.flag, action="extend", nargs="+", metavar=_metavar(field), **options)
+        else:
+            group.add_argument(field.flag, metavar=_metavar(field), **options)
+
+
+def _metavar(field: Field) -> str:
+    if field.choices:
+        return "{" + ",".join(field.choices) + "}"
+    return {"int": "N", "float": "X"}.get(field.kind, field.name.rpartition("_")[2].upper())
+
+
+def _help(field: Field) -> str:
+    shown = {True: "on", False: "off"}.get(field.default, field.default) if field.kind == "bool" else field.default
+    tells = "default" in field.help or field.default in (None, (), msgspec.NODEFAULT)
+    return field.help.replace("%", "%%") + ("" if tells else f" (default: {shown})")
+
+
+def configure(struct: type[T], arguments: argparse.Namespace, environment: Mapping[str, str]) -> T:
+    """A configuration from flags and environment. Raises ``ConfigError``, naming the flag or the variable."""
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for field in fields_of(struct):
+        given = getattr(arguments, field.name, None)
+        if given is not None:
+            values[field.name], places[field.name] = _value(field, given, field.flag), field.flag
+        elif field.variable in environment:
+            text: Any = environment[field.variable]
+            given = [part.strip() for part in text.split(",")] if field.kind == "list" else text
+            values[field.name], places[field.name] = _value(field, given, field.variable), field.variable
+    missing = [f for f in fields_of(struct) if f.default is msgspec.NODEFAULT and f.name not in values]
+    if missing:
+        raise ConfigError(f"say which {missing[0].name.replace('_', ' ')} ({missing[0].help})")
+    try:
+        return msgspec.convert(values, struct)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(error, places)) from None
+
+
+def _value(field: Field, given: Any, place: str) -> Any:
+    """Text as what the field takes; limits are checked later, by the type."""
+    if field.kind in ("bool", "list", "str") and not isinstance(given, str):
+        return tuple(given) if field.kind == "list" else given
+    if field.choices and given not in field.choices:
+        raise ConfigError(f"{place}: {given!r} is not one of {', '.join(field.choices)}")
+    try:
+        if field.kind == "bool":
+            return _boolean(given)
+        if field.kind == "int":
+            return None if field.optional and given in ("-1", "auto") else _integer(given)
+        return float(given) if field.kind == "float" else given
+    except ValueError:
+        wanted = {"bool": "true or false", "int": "a whole number, as 8192 or 8K", "float": "a number"}[field.kind]
+        raise ConfigError(f"{place}: {given!r} is not {wanted}") from None
+
+
+def _integer(text: str) -> int:
+    """8192, 8K = 8 * 1024, 8k = 8 * 1000, 1.5k = 1500."""
+    sized = _SIZE.fullmatch(text)
+    return int(float(sized.group(1)) * _SUFFIXES[sized.group(2)]) if sized else int(text)
+
+
+def _boolean(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered not in (*_TRUE, *_FALSE):
+        raise ValueError(text)
+    return lowered in _TRUE
+
+
+def _explain(error: msgspec.ValidationError, places: Mapping[str, str]) -> str:
+    """The flag or variable that the error's path names, and what it should have been."""
+    what, _, path = str(error).partition(" - at `$.")
+    name = re.split(r"[.\[`]", path)[0]
+    return f"{places.get(name, name)}: {what[:1].lower()}{what[1:].replace('`', '')}"
+
+
+def warn_of_unknown(environment: Mapping[str, str], *structs: type[Any]) -> None:
+    """A line on stderr for each ``OCTAVO_*`` variable that is no field of ``structs``."""
+    known = [field.variable for struct in structs for field in fields_of(struct)]
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in known:
+            print(f"octavo: warning: {name} sets nothing{_nearest(name, known)}", file=sys.stderr, flush=True)
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, 1, cutoff=0.8)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def add_model(parser: argparse.ArgumentParser, *, help_text: str) -> None:
+    """The model as the one positional argument, or as ``--model``."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=help_text)
+    parser.add_argument("--model", dest="model_flag", metavar="MODEL", default=argparse.SUPPRESS, help="the same as MODEL")
+
+
+def take_model(arguments: argparse.Namespace) -> None:
+    """Puts ``--model`` in the place of the positional argument. Raises ``ConfigError`` when both are given and differ."""
+    flag = getattr(arguments, "model_flag", None)
+    if flag is None:
+        return
+    if getattr(arguments, "model", flag) != flag:
+        raise ConfigError(f"two models are given: {arguments.model} and --model {flag}")
+    arguments.model = flag

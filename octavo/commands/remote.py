@@ -1,0 +1,84 @@
+"""A chat partner behind an OpenAI-compatible API, with nothing but the standard library."""
+
+import http.client
+import json
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from octavo.config import ConfigError
+
+_TIMEOUT = 600.0
+
+
+class RemotePartner:
+    """``url`` is the API's base, with its ``/v1``. Without ``model``, the first one that the server names is asked.
+
+    Raises ``ConfigError`` when the server cannot be reached or refuses.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None, model: str | None, fields: Mapping[str, Any]) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--url {url}: give it as http://HOST:PORT/v1")
+        self._parts = parts
+        self._headers = {"content-type": "application/json"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._fields = dict(fields)
+        self._model = model or self._first_model()
+
+    def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
+        """The answer in pieces. Closing the iterator closes the connection, which ends the request on the server."""
+        body = json.dumps({**self._fields, "model": self._model, "messages": messages, "stream": True})
+        connection = self._connect()
+        try:
+            response = self._request(connection, "POST", "/chat/completions", body)
+            for line in response:
+                data = line.strip().removeprefix(b"data: ")
+                if not line.startswith(b"data: ") or data == b"[DONE]":
+                    continue
+                event = json.loads(data)
+                if "error" in event:
+                    raise ConfigError(f"the server stopped: {event['error'].get('message', event['error'])}")
+                for choice in event.get("choices", []):
+                    if text := choice.get("delta", {}).get("content"):
+                        yield text
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ConfigError(f"the connection to {self._parts.netloc} broke: {error}") from None
+        finally:
+            connection.close()
+
+    def _first_model(self) -> str:
+        connection = self._connect()
+        try:
+            models = json.loads(self._request(connection, "GET", "/models").read())
+            return str(models["data"][0]["id"])
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+            raise ConfigError(f"--url: {self._parts.netloc} does not answer as an OpenAI API does: {error}") from None
+        finally:
+            connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        return kind(self._parts.hostname or "", self._parts.port, timeout=_TIMEOUT)
+
+    def _request(
+        self, connection: http.client.HTTPConnection, method: str, route: str, body: str | None = None
+    ) -> http.client.HTTPResponse:
+        try:
+            connection.request(method, self._parts.path.rstrip("/") + route, body, self._headers)
+            response = connection.getresponse()
+        except OSError as error:
+            raise ConfigError(f"--url: cannot reach {self._parts.netloc}: {error}") from None
+        if response.status != 200:
+            raise ConfigError(f"{self._parts.netloc} answered {response.status}: {_message(response.read())}")
+        return response
+
+
+def _message(body: bytes) -> str:
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, LookupError, TypeError):
+        return body[:200].decode(errors="replace")
