@@ -100,9 +100,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         elif operator == "*" and isinstance(left, int | str | list | tuple) and isinstance(right, int | str | list | tuple):
             sequence, times = (right, left) if isinstance(left, int) else (left, right)
             if isinstance(times, int) and not isinstance(sequence, int):
-                _budget(context).charge(len(sequence) * max(times, 0))
+                _budget(context).charge(_size(sequence) * max(times, 0))
         elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
-            _budget(context).charge(len(left) + len(right))
+            _budget(context).charge(_size(left) + _size(right))
         elif operator == "%" and isinstance(left, str):
             _charge_format(context, left, right if isinstance(right, tuple) else (right,))
         return super().call_binop(context, operator, left, right)
@@ -165,6 +165,11 @@ def _bounded(pieces: Iterable[str], budget: RenderBudget, characters: int) -> It
             raise TemplateLimitError("the chat template's output is too long")
         budget.check_time()
         yield piece
+
+
+def _size(sequence: Any) -> int:
+    """In characters; an item of a list counts as eight, the bytes of a reference."""
+    return len(sequence) if isinstance(sequence, str) else 8 * len(sequence)
 
 
 def _check_integers(operator: str, left: int, right: int) -> None:

@@ -1,164 +1,292 @@
-"""Each feature against a plain formula, and every draw independent of its company."""
+"""The sampler against a plain oracle, alone and in any company: no row's draw or log-probabilities depend on the others."""
 
-import math
+from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from octavo.backends.reference.backend import ReferenceBackend
-from octavo.sampling.sampler import NO_TOKEN, Sampler, SampleRow
+from octavo.sampling.sampler import INVALID_TOKEN, Sampler, SampleRow
 from octavo.sampling_params import SamplingParams
+from tests.sampling.oracle import expected_token
 
-VOCABULARY, EOS = 64, 2
-SAMPLER = Sampler(ReferenceBackend(), VOCABULARY, (EOS,))
-
-
-def row(params: SamplingParams, *, logits_row: int = 0, seed: int = 1, history: list[int] | None = None, **more: object) -> SampleRow:
-    history = history or []
-    prompt_len = more.pop("prompt_len", 0)
-    return SampleRow(
-        logits_row=logits_row,
-        params=params,
-        seed=seed,
-        position=len(history),
-        num_output_tokens=len(history) - prompt_len,
-        prompt_len=prompt_len,
-        history=history,
-        **more,
-    )
+VOCAB = 50
+EOS = (1, 2)
+BACKEND: Any = ReferenceBackend()
 
 
-def greedy(**params: object) -> SamplingParams:
-    return SamplingParams(temperature=0.0, **params)
+def sampler() -> Sampler:
+    return Sampler(BACKEND, VOCAB, EOS)
 
 
-def logits_of(*values: float) -> np.ndarray:
-    logits = np.full((1, VOCABULARY), -5.0, np.float32)
-    logits[0, : len(values)] = values
-    return logits
+def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal((rows, vocab)) * 3).astype(np.float32)
 
 
-def drawn(logits: np.ndarray, *rows: SampleRow) -> list[int]:
-    before = logits.copy()
-    tokens, _ = SAMPLER(logits, list(rows))
-    assert np.array_equal(before, logits, equal_nan=True), "the raw logits stay as they are"
-    return tokens
+def a_row(logits_row: int = 0, *, seed: int = 7, position: int = 10, **options: Any) -> SampleRow:
+    fields = {f: options.pop(f) for f in list(options) if f in SampleRow.__slots__}
+    return SampleRow(logits_row=logits_row, params=SamplingParams(**options), seed=seed, position=position, **fields)
 
 
-def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
-    logits = logits_of(2.0, 1.5, -1.0, -1.1)
-    assert drawn(logits, row(greedy(repetition_penalty=1.5), history=[0])) == [1]
-    only_negative = logits_of(-1.0, -1.1)
-    assert drawn(only_negative, row(greedy(repetition_penalty=1.2), history=[0])) == [1]
-
-
-def test_presence_and_frequency_look_at_the_output_alone() -> None:
-    logits = logits_of(3.0, 2.5, 2.0)
-    assert drawn(logits, row(greedy(presence_penalty=2.0), history=[0, 0], prompt_len=2)) == [0]
-    assert drawn(logits, row(greedy(presence_penalty=2.0), history=[0], prompt_len=0)) == [1]
-    assert drawn(logits, row(greedy(frequency_penalty=0.3), history=[0], prompt_len=0)) == [0]
-    assert drawn(logits, row(greedy(frequency_penalty=0.3), history=[0, 0], prompt_len=0)) == [1]
-
-
-def test_logit_bias_allowed_ids_and_their_order() -> None:
-    logits = logits_of(3.0, 2.0, 1.0)
-    assert drawn(logits, row(greedy(logit_bias={2: 2.5}))) == [2]
-    assert drawn(logits, row(greedy(allowed_token_ids=[1, 2]))) == [1]
-    assert drawn(logits, row(greedy(allowed_token_ids=[1, 2], logit_bias={0: 100.0}))) == [1]
-
-
-def test_bad_words_ban_the_token_that_would_complete_them() -> None:
-    logits = logits_of(3.0, 2.0)
-    words = ((7, 0),)
-    assert drawn(logits, row(greedy(), history=[7], bad_words_token_ids=words)) == [1]
-    assert drawn(logits, row(greedy(), history=[8], bad_words_token_ids=words)) == [0]
-    assert drawn(logits, row(greedy(), history=[7], prompt_len=1, bad_words_token_ids=words)) == [0]
-    assert drawn(logits, row(greedy(), bad_words_token_ids=((0,),))) == [1]
-
-
-def test_min_tokens_bans_every_ending() -> None:
-    logits = logits_of(1.0, 2.0, 3.0, 2.5)
-    assert drawn(logits, row(greedy(min_tokens=2, max_tokens=9), history=[5])) == [3]
-    assert drawn(logits, row(greedy(min_tokens=2, max_tokens=9, stop_token_ids=[3]), history=[5])) == [1]
-    assert drawn(logits, row(greedy(min_tokens=2, max_tokens=9, ignore_eos=True), history=[5])) == [EOS]
-    assert drawn(logits, row(greedy(min_tokens=1, max_tokens=9), history=[5])) == [EOS]
-
-
-def test_a_row_without_a_possible_token_fails_alone() -> None:
-    logits = np.vstack([logits_of(1.0, 2.0), np.full((1, VOCABULARY), np.nan, np.float32), logits_of(1.0, 2.0)])
-    banned = SamplingParams(temperature=0.0, allowed_token_ids=[3], min_tokens=1, stop_token_ids=[3])
-    rows = [row(greedy(logprobs=1), num_logprobs=1), row(greedy(), logits_row=1, num_logprobs=1), row(banned, logits_row=2)]
-    tokens, logprobs = SAMPLER(logits, rows)
-    assert tokens == [1, NO_TOKEN, NO_TOKEN]
-    assert logprobs[0] is not None and logprobs[1] is None
-
-
-def test_logprobs_are_those_of_the_raw_logits() -> None:
-    logits = np.random.default_rng(0).normal(size=(1, VOCABULARY)).astype(np.float32) * 3
-    params = SamplingParams(temperature=0.5, logit_bias={9: 100.0})
-    tokens, entries = SAMPLER(logits, [row(params, num_logprobs=3), row(params, num_logprobs=0)])
-    reference = logits[0] - math.log(np.exp(logits[0].astype(np.float64)).sum())
-    order = np.argsort(-reference, kind="stable")
-    first, second = entries
-    assert tokens == [9, 9] and first is not None and second is not None
-    assert first.logprob == pytest.approx(reference[9], abs=1e-4)
-    assert first.rank == 1 + int(np.sum(reference > reference[9]))
-    assert first.top_ids == order[:3].tolist() and second.top_ids == []
-    assert first.top_logprobs == pytest.approx(reference[order[:3]], abs=1e-4)
-
-
-def test_prompt_logprobs() -> None:
-    logits = np.random.default_rng(1).normal(size=(3, VOCABULARY)).astype(np.float32)
-    entries = SAMPLER.prompt_logprobs(logits, [4, 5, 6], 2)
-    for i, entry in enumerate(entries):
-        total = math.log(np.exp(logits[i].astype(np.float64)).sum())
-        assert entry.token_id == 4 + i and entry.logprob == pytest.approx(logits[i, 4 + i] - total, abs=1e-4)
-        assert len(entry.top_ids) == 2
-
-
-def test_branches_draw_from_one_row_with_their_own_seeds() -> None:
-    logits = np.zeros((1, VOCABULARY), np.float32)
-    together = drawn(logits, *(row(SamplingParams(), seed=s) for s in range(8)))
-    assert len(set(together)) > 1
-    assert together == [drawn(logits, row(SamplingParams(), seed=s))[0] for s in range(8)]
-
-
-def test_draws_follow_the_distribution() -> None:
-    logits = logits_of(*np.log([0.5, 0.25, 0.125, 0.125]))
-    logits[0, 4:] = -np.inf
-    draws = drawn(logits, *(row(SamplingParams(), seed=s) for s in range(4000)))
-    counts = np.bincount(draws, minlength=4)[:4]
-    expected = 4000 * np.array([0.5, 0.25, 0.125, 0.125])
-    assert ((counts - expected) ** 2 / expected).sum() < 16.3  # chi-square, 3 degrees of freedom, p = 0.001; the seeds are fixed
+token_ids = st.integers(0, VOCAB + 3)  # a few lie outside the vocabulary, which must do no harm
 
 
 @st.composite
-def params_and_history(draw: st.DrawFn) -> tuple[SamplingParams, list[int]]:
-    params = SamplingParams(
-        temperature=draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
-        top_k=draw(st.sampled_from([0, 1, 5])),
-        top_p=draw(st.sampled_from([1.0, 0.8, 0.1])),
-        min_p=draw(st.sampled_from([0.0, 0.2])),
-        repetition_penalty=draw(st.sampled_from([1.0, 1.3])),
-        frequency_penalty=draw(st.sampled_from([0.0, 0.7])),
-        logit_bias=draw(st.sampled_from([None, {3: 4.0}])),
-        allowed_token_ids=draw(st.sampled_from([None, (1, 3, 5, 7)])),
-        logprobs=draw(st.sampled_from([None, 0, 4])),
+def params(draw: st.DrawFn) -> SamplingParams:
+    def maybe(strategy: st.SearchStrategy[Any], default: Any) -> Any:
+        return draw(st.one_of(st.just(default), st.just(default), strategy))
+
+    floats = st.floats(-2, 2, allow_nan=False)
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.0, 0.3, 1.0, 2.0])),
+        top_k=maybe(st.integers(1, VOCAB + 5), 0),
+        top_p=maybe(st.floats(0.05, 1.0), 1.0),
+        min_p=maybe(st.floats(0.0, 1.0), 0.0),
+        repetition_penalty=maybe(st.floats(0.1, 3.0), 1.0),
+        frequency_penalty=maybe(floats, 0.0),
+        presence_penalty=maybe(floats, 0.0),
+        logit_bias=maybe(st.dictionaries(token_ids, st.floats(-100, 100), max_size=4), None),
+        allowed_token_ids=maybe(st.lists(token_ids, min_size=1, max_size=4), None),
+        min_tokens=maybe(st.integers(0, 6), 0),
+        stop_token_ids=maybe(st.lists(token_ids, max_size=3), None),
+        max_tokens=None,
     )
-    return params, draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=6))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(params_and_history(), min_size=1, max_size=8), st.integers(0, 2**32))
-def test_a_draw_does_not_depend_on_its_company(requests: list[tuple[SamplingParams, list[int]]], seed: int) -> None:
-    logits = np.random.default_rng(seed).normal(size=(len(requests), VOCABULARY)).astype(np.float32) * 4
-    rows = [
-        row(params, logits_row=i, seed=seed + i, history=history, num_logprobs=params.logprobs)
-        for i, (params, history) in enumerate(requests)
-    ]
-    together = SAMPLER(logits, rows)
-    for i, (params, history) in enumerate(requests):
-        alone = SAMPLER(logits[i : i + 1], [row(params, seed=seed + i, history=history, num_logprobs=params.logprobs)])
-        assert (together[0][i], together[1][i]) == (alone[0][0], alone[1][0])
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[SampleRow]]:
+    num_rows = draw(st.integers(1, 5))
+    logits = random_logits(num_rows, draw(st.integers(0, 100)))
+    for poison in draw(st.lists(st.sampled_from([np.nan, np.inf, -np.inf]), max_size=2)):
+        logits[draw(st.integers(0, num_rows - 1)), draw(st.integers(0, VOCAB - 1))] = poison
+    rows = []
+    for _ in range(draw(st.integers(1, 8))):
+        history = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12))
+        prompt_len = draw(st.integers(1, len(history)))
+        banned = draw(
+            st.lists(st.lists(st.sampled_from([*history, 3, VOCAB + 1]), min_size=1, max_size=3).map(tuple), max_size=3)
+        )
+        rows.append(
+            SampleRow(
+                logits_row=draw(st.integers(0, num_rows - 1)),
+                params=draw(params()),
+                seed=draw(st.integers(0, 2**64 - 1)),
+                position=len(history),
+                num_output_tokens=len(history) - prompt_len,
+                history=history,
+                prompt_len=prompt_len,
+                bad_words_token_ids=tuple(banned) if draw(st.booleans()) else (),
+                num_logprobs=draw(st.sampled_from([None, None, 0, 1, 5, VOCAB + 9])),
+            )
+        )
+    return logits, rows
+
+
+@settings(max_examples=400, deadline=None)
+@given(batch=batches())
+def test_every_draw_is_the_oracles_in_any_company(batch: tuple[np.ndarray, list[SampleRow]]) -> None:
+    logits, rows = batch
+    before = logits.copy()
+    tokens, logprobs = sampler()(logits, rows)
+    assert np.array_equal(logits, before, equal_nan=True), "the model's logits stay raw"
+    assert tokens == [expected_token(BACKEND, logits, row, EOS) for row in rows]
+    for row, token, entry in zip(rows, tokens, logprobs, strict=True):
+        alone_tokens, alone_logprobs = sampler()(logits, [row])
+        assert ([token], [entry]) == (alone_tokens, alone_logprobs)
+        assert (entry is not None) == (row.num_logprobs is not None and token != INVALID_TOKEN)
+
+
+def test_log_probabilities_are_of_the_raw_logits() -> None:
+    logits = random_logits(3)
+    options: dict[str, Any] = {"logit_bias": {4: 50.0}, "temperature": 0.5, "num_logprobs": 3}
+    rows = [a_row(i, seed=i, **options) for i in range(3)] + [a_row(1, temperature=0.0, num_logprobs=0)]
+    tokens, entries = sampler()(logits, rows)
+    assert tokens[:3] == [4, 4, 4]
+    for row, token, entry in zip(rows, tokens, entries, strict=True):
+        raw = logits[row.logits_row].astype(np.float64)
+        exact = raw - np.log(np.exp(raw).sum())
+        order = np.argsort(-raw, kind="stable")
+        assert entry is not None
+        assert entry.token_id == token
+        assert entry.logprob == pytest.approx(exact[token], abs=1e-5)
+        assert entry.rank == 1 + list(order).index(token)
+        assert entry.top_ids == order[: row.num_logprobs].tolist()
+        assert entry.top_logprobs == pytest.approx(exact[order[: row.num_logprobs]], abs=1e-5)
+
+
+def test_prompt_log_probabilities() -> None:
+    logits = random_logits(4)
+    logits[2, 5] = np.nan
+    entries = sampler().prompt_logprobs(logits, [3, 9, 3, 0], 2)
+    assert [entry.token_id for entry in entries] == [3, 9, 3, 0]
+    for i in (0, 1, 3):
+        raw = logits[i].astype(np.float64)
+        assert entries[i].logprob == pytest.approx(raw[entries[i].token_id] - np.log(np.exp(raw).sum()), abs=1e-5)
+        assert entries[i].rank == 1 + int((raw > raw[entries[i].token_id]).sum())
+        assert entries[i].top_ids == np.argsort(-raw)[:2].tolist()
+    assert entries[2].logprob == -np.inf
+    assert entries[2].top_ids == []
+
+
+def test_greedy_without_features_is_one_argmax_and_nothing_else() -> None:
+    class OnlyArgmax:
+        calls = 0
+
+        def argmax(self, logits: np.ndarray) -> np.ndarray:
+            self.calls += 1
+            best: np.ndarray = np.argmax(logits, axis=1).astype(np.int32)
+            return best
+
+    ops = OnlyArgmax()
+    backend: Any = type("Backend", (), {"ops": ops})()
+    logits = random_logits(6)
+    rows = [a_row(i, temperature=0.0) for i in range(6)] + [a_row(2, temperature=0.0)] * 3
+    tokens, logprobs = Sampler(backend, VOCAB, EOS)(logits, rows)
+    assert tokens == [*np.argmax(logits, axis=1), *[np.argmax(logits[2])] * 3]
+    assert logprobs == [None] * 9
+    assert ops.calls == 1
+
+
+def test_features_run_only_for_the_rows_that_want_them() -> None:
+    seen: list[np.ndarray] = []
+
+    class Watching(ReferenceBackend):
+        def to_host(self, array: np.ndarray) -> np.ndarray:
+            raise AssertionError("numpy arrays need no copy")
+
+        def tensor(self, array: np.ndarray) -> np.ndarray:
+            seen.append(array)
+            return super().tensor(array)
+
+    backend: Any = Watching()
+    rows = [a_row(i, seed=i) for i in range(5)] + [a_row(5, logit_bias={3: 99.0})]
+    tokens, _ = Sampler(backend, VOCAB, EOS)(random_logits(6), rows)
+    assert tokens[5] == 3
+    assert [len(a) for a in seen if a.ndim == 2] == [1]
+
+
+def test_branches_draw_from_one_row_with_their_own_seeds() -> None:
+    logits = np.zeros((2, VOCAB), np.float32)
+    tokens, _ = sampler()(logits, [a_row(1, seed=s) for s in range(64)])
+    assert len(set(tokens)) > 20
+    assert tokens == [sampler()(logits, [a_row(1, seed=s)])[0][0] for s in range(64)]
+    greedy, _ = sampler()(random_logits(1), [a_row(0, seed=s, temperature=0.0) for s in range(4)])
+    assert len(set(greedy)) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"logit_bias": {0: 1.0, 7: -2.0}}, {"temperature": 0.6}, {"top_k": 6}])
+def test_draws_follow_the_distribution(options: dict[str, Any]) -> None:
+    """Chi-square over 20,000 draws with fixed seeds; 99.9th percentile of the distribution with the tokens' degrees of freedom."""
+    vocab, count = 12, 20_000
+    logits = random_logits(1, seed=3, vocab=vocab) / 2
+    rows = [a_row(0, seed=s, position=s % 7, **options) for s in range(count)]
+    tokens, _ = Sampler(BACKEND, vocab, EOS)(logits, rows)
+    shaped = logits[0].astype(np.float64)
+    for token, bias in options.get("logit_bias", {}).items():
+        shaped[token] += bias
+    shares = np.exp(shaped / options.get("temperature", 1.0))
+    if "top_k" in options:
+        shares[np.argsort(-shares)[options["top_k"] :]] = 0
+    expected = count * shares / shares.sum()
+    observed = np.bincount(tokens, minlength=vocab)
+    possible = expected > 0
+    assert not observed[~possible].any()
+    chi_square = float(((observed - expected)[possible] ** 2 / expected[possible]).sum())
+    assert chi_square < {12: 31.26, 6: 20.52}[int(possible.sum())]
+
+
+def test_min_tokens_keeps_every_end_away_until_enough() -> None:
+    logits = np.zeros((1, VOCAB), np.float32)
+    logits[0, [1, 2, 8]] = [30, 20, 10]
+    options: dict[str, Any] = {"temperature": 0.0, "min_tokens": 3, "stop_token_ids": [8, VOCAB + 5]}
+    drawn = [sampler()(logits, [a_row(num_output_tokens=n, **options)])[0][0] for n in range(5)]
+    assert drawn == [0, 0, 0, 1, 1]
+
+
+def test_bad_words_ban_the_last_token_only_after_the_others() -> None:
+    logits = np.zeros((1, VOCAB), np.float32)
+    logits[0, 5] = 9
+
+    def drawn(history: list[int], *banned: tuple[int, ...]) -> int:
+        row = a_row(temperature=0.0, history=history, prompt_len=1, bad_words_token_ids=banned)
+        return sampler()(logits, [row])[0][0]
+
+    assert drawn([4], (5,)) == 0
+    assert drawn([3, 4], (3, 4, 5)) == 0
+    assert drawn([4, 3], (3, 4, 5)) == 5
+    assert drawn([4], (3, 4, 5)) == 5
+    assert drawn([], (4, 5)) == 5
+    assert drawn([4], ()) == 5
+
+
+def test_penalties_are_those_of_transformers() -> None:
+    import torch
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    logits = random_logits(1)
+    history = np.random.default_rng(2).integers(0, VOCAB, 30).tolist()
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([history]), torch.from_numpy(logits.copy()))[0]
+    row = a_row(repetition_penalty=1.7, history=history, prompt_len=10)
+    from octavo.sampling.penalties import Penalties
+
+    changed = logits[0].copy()
+    Penalties().apply(changed, row)
+    assert np.array_equal(changed, expected.numpy())
+
+
+def test_a_row_without_any_token_left_is_invalid_alone() -> None:
+    logits = random_logits(2)
+    impossible = a_row(0, allowed_token_ids=[1], min_tokens=2, num_logprobs=2)
+    tokens, logprobs = sampler()(logits, [a_row(1, temperature=0.0), impossible, a_row(0, temperature=0.0, num_logprobs=1)])
+    assert tokens[1] == INVALID_TOKEN
+    assert logprobs[1] is None
+    assert tokens[0] == int(logits[1].argmax())
+    assert tokens[2] == int(logits[0].argmax())
+    assert logprobs[2] is not None
+
+
+def test_missing_history_is_an_error_of_the_plan() -> None:
+    with pytest.raises(ValueError, match="tokens before the draw"):
+        sampler()(random_logits(1), [a_row(repetition_penalty=1.2)])
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**64 - 1), options=params(), k=st.integers(0, 5), data=st.data())
+def test_drafts_are_verified_to_what_decoding_without_them_gives(
+    seed: int, options: SamplingParams, k: int, data: st.DataObject
+) -> None:
+    """A toy model whose logits depend on the last two tokens; drafts are right or wrong at random."""
+
+    def model(history: list[int]) -> np.ndarray:
+        return random_logits(1, seed=1000 * history[-1] + history[-2])[0]
+
+    prompt = [3, 4, 5]
+    first = SampleRow(
+        logits_row=2,
+        params=options,
+        seed=seed,
+        position=3,
+        history=prompt,
+        prompt_len=3,
+        bad_words_token_ids=((5, 6), (7,)),
+        num_logprobs=2,
+    )
+    history, plain, plain_logprobs = list(prompt), [], []
+    for i in range(k + 1):
+        row = SampleRow(
+            logits_row=0, params=options, seed=seed, position=3 + i, num_output_tokens=i, history=list(history), prompt_len=3,
+            bad_words_token_ids=first.bad_words_token_ids, num_logprobs=2,
+        )  # fmt: skip
+        (token,), (entry,) = sampler()(model(history)[None], [row])
+        plain.append(token)
+        plain_logprobs.append(entry)
+        history.append(max(token, 0))
+    drafts = [data.draw(st.sampled_from([token, token, token, 9])) for token in plain[:k]]
+    drafts = [max(draft, 0) for draft in drafts]
+    logits = np.stack([random_logits(1)[0], random_logits(1)[0], *[model([*prompt, *drafts[:i]]) for i in range(k + 1)]])
+    tokens, logprobs = sampler().verify(logits, first, drafts)
+    wrong = next((i for i in range(k) if drafts[i] != plain[i]), k)
+    assert tokens == plain[: wrong + 1]
+    assert logprobs == plain_logprobs[: wrong + 1]

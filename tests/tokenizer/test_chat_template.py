@@ -1,4 +1,4 @@
-"""Chat templates: the same text as transformers, every failure a ParameterError, and no template that can take the server down."""
+"""Chat templates: the same text as transformers, every failure a ParameterError, no way to take the server down."""
 
 import json
 from typing import Any
@@ -77,9 +77,10 @@ def render(text: str, messages: Any = CHAT, **options: Any) -> str:
 
 
 def transformers_render(text: str, messages: Any, *, add_generation_prompt: bool = True, tools: Any = None) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from transformers.utils import chat_template_utils
 
-    rendered, _ = render_jinja_template(
+    library: Any = chat_template_utils
+    rendered, _ = library.render_jinja_template(
         conversations=[messages], tools=tools, chat_template=text, add_generation_prompt=add_generation_prompt, **SPECIAL
     )
     return str(rendered[0])
@@ -274,9 +275,10 @@ def test_long_conversations_fit() -> None:
     assert len(render(CHATML, chat, max_seconds=60)) > 2_000_000
 
 
-@pytest.mark.parametrize(
-    "text", ["{% for %}", "{{ x | batch(3) }}", "{{", "{% endfor %}", "x" * (2**20 + 1), "{{ " + "(" * 999 + "1"]
-)
+BROKEN = ["{% for %}", "{{ x | batch(3) }}", "{{", "{% endfor %}", "x" * (2**20 + 1), "{{ " + "(" * 999 + "1"]
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=map(str, range(len(BROKEN))))
 def test_what_does_not_compile_names_the_file(text: str) -> None:
     with pytest.raises(ConfigError, match=r"file\.jinja") as caught:
         compiled(text)
@@ -286,5 +288,5 @@ def test_what_does_not_compile_names_the_file(text: str) -> None:
 def test_strftime_now() -> None:
     from datetime import datetime
 
-    years = {str(datetime.now().year), str(datetime.now().year)}
-    assert render("{{ strftime_now('%Y') }}") in years
+    before = datetime.now().year
+    assert before <= int(render("{{ strftime_now('%Y') }}")) <= datetime.now().year
