@@ -55,7 +55,7 @@ def survivors(logits: np.ndarray, temperature: float, top_k: int, top_p: float, 
         before = np.concatenate([[0.0], np.cumsum(shares[kept])])
         kept = kept[: max(1, int(np.sum(before[:-1] < float(top_p) * before[-1])))]
     kept = kept[shares[kept] >= float(min_p)]
-    result = np.zeros_like(shares)
+    result: np.ndarray = np.zeros_like(shares)
     result[kept] = shares[kept]
     return result
 

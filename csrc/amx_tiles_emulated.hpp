@@ -1,0 +1,59 @@
+// The tile instructions of AMX-BF16 in plain C++, for tests of the code that uses them. Included inside its user's namespace.
+
+struct TileConfig {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t column_bytes[16];
+    uint8_t rows[16];
+};
+
+struct TileState {
+    TileConfig config;
+    uint8_t data[8][16][64];
+};
+
+thread_local TileState tile_state;
+
+inline void tile_configure(const TileConfig& config) {
+    tile_state.config = config;
+    __builtin_memset(tile_state.data, 0, sizeof tile_state.data);
+}
+inline void tile_release() { tile_state.config = TileConfig{}; }
+
+inline void tile_zero(int t) { __builtin_memset(tile_state.data[t], 0, sizeof tile_state.data[t]); }
+
+inline void tile_load(int t, const void* from, int64_t stride) {
+    tile_zero(t);
+    for (int r = 0; r < tile_state.config.rows[t]; ++r) {
+        __builtin_memcpy(tile_state.data[t][r], static_cast<const char*>(from) + r * stride, tile_state.config.column_bytes[t]);
+    }
+}
+
+inline void tile_store(int t, void* to, int64_t stride) {
+    for (int r = 0; r < tile_state.config.rows[t]; ++r) {
+        __builtin_memcpy(static_cast<char*>(to) + r * stride, tile_state.data[t][r], tile_state.config.column_bytes[t]);
+    }
+}
+
+inline void tile_dot(int c, int a, int b) {
+    const TileConfig& config = tile_state.config;
+    for (int m = 0; m < config.rows[c]; ++m) {
+        float sums[16];
+        uint16_t inputs[32];
+        __builtin_memcpy(sums, tile_state.data[c][m], sizeof sums);
+        __builtin_memcpy(inputs, tile_state.data[a][m], sizeof inputs);
+        for (int k = 0; k < config.column_bytes[a] / 4; ++k) {
+            uint16_t pairs[32];
+            __builtin_memcpy(pairs, tile_state.data[b][k], sizeof pairs);
+            for (int n = 0; n < config.column_bytes[c] / 4; ++n) {
+                sums[n] += from_bf16(inputs[2 * k]) * from_bf16(pairs[2 * n]);
+                sums[n] += from_bf16(inputs[2 * k + 1]) * from_bf16(pairs[2 * n + 1]);
+            }
+        }
+        __builtin_memcpy(tile_state.data[c][m], sums, sizeof sums);
+    }
+}
+
+#define OCTAVO_TILE_ZERO(t) tile_zero(t)
+#define OCTAVO_TILE_LOAD(t, p, stride) tile_load(t, p, stride)
+#define OCTAVO_TILE_STORE(t, p, stride) tile_store(t, p, stride)
+#define OCTAVO_TILE_DOT(c, a, b) tile_dot(c, a, b)

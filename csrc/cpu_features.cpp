@@ -1,0 +1,162 @@
+#include "cpu_features.hpp"
+
+#include <csetjmp>
+#include <csignal>
+#include <stdexcept>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
+
+namespace octavo {
+
+namespace {
+
+using Getter = const KernelTable* (*)();
+
+#if defined(__x86_64__)
+
+struct Leaf {
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+};
+
+Leaf cpuid(uint32_t leaf, uint32_t part) {
+    Leaf out;
+    __get_cpuid_count(leaf, part, &out.a, &out.b, &out.c, &out.d);
+    return out;
+}
+
+bool has(uint32_t word, int bit) { return word >> bit & 1; }
+
+// The register state that the system saves, or 0 where it does not say.
+uint64_t enabled_state() {
+    if (!has(cpuid(1, 0).c, 27)) return 0;
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return static_cast<uint64_t>(high) << 32 | low;
+}
+
+std::string missing(const char* what) { return std::string("the processor has no ") + what; }
+
+std::string avx2_problem() {
+    Leaf one = cpuid(1, 0), seven = cpuid(7, 0);
+    if (!has(seven.b, 5)) return missing("AVX2");
+    if (!has(one.c, 12)) return missing("FMA");
+    if (!has(one.c, 29)) return missing("F16C");
+    if ((enabled_state() & 0x6) != 0x6) return "the system does not save AVX registers";
+    return "";
+}
+
+std::string avx512_problem() {
+    if (std::string problem = avx2_problem(); !problem.empty()) return problem;
+    Leaf seven = cpuid(7, 0);
+    if (!has(seven.b, 16) || !has(seven.b, 30) || !has(seven.b, 17) || !has(seven.b, 31)) {
+        return missing("AVX-512 F, BW, DQ and VL");
+    }
+    if ((enabled_state() & 0xE6) != 0xE6) return "the system does not save AVX-512 registers";
+    return "";
+}
+
+std::string avx512_bf16_problem() {
+    if (std::string problem = avx512_problem(); !problem.empty()) return problem;
+    return has(cpuid(7, 1).a, 5) ? "" : missing("AVX512-BF16");
+}
+
+// Asks the system for the tile state of this process.
+bool request_tiles() {
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// Multiplies two tiles in a child process, where a fault hurts nobody: some hypervisors announce tiles that do not work.
+bool probe_tiles() {
+#ifdef OCTAVO_HAVE_AMX
+    pid_t child = fork();
+    if (child == 0) {
+        std::signal(SIGILL, SIG_DFL);
+        std::signal(SIGSEGV, SIG_DFL);
+        alignas(64) uint16_t x[32], weights[2 * kTileElements];
+        alignas(64) float out[kColumnBlock] = {};
+        for (uint16_t& value : x) value = 0x3F80; // 1.0
+        for (uint16_t& value : weights) value = 0x3F80;
+        LinearArgs args{x, 32, weights, nullptr, nullptr, out, 1, kColumnBlock, 32};
+        amx_kernels()->linear_bf16(args, 0, 1, 0, 1);
+        _exit(out[0] == 32.0f && out[kColumnBlock - 1] == 32.0f ? 0 : 1);
+    }
+    int status = 1;
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+#else
+    return false;
+#endif
+}
+
+std::string amx_problem() {
+    if (std::string problem = avx512_bf16_problem(); !problem.empty()) return problem;
+    Leaf seven = cpuid(7, 0);
+    if (!has(seven.d, 24) || !has(seven.d, 22)) return missing("AMX-TILE and AMX-BF16");
+    if ((enabled_state() & 0x60000) != 0x60000) return "the system does not save AMX tiles";
+    if (!request_tiles()) return "the system refuses this process the use of AMX tiles";
+    if (!probe_tiles()) return "a test product on AMX tiles failed";
+    return "";
+}
+
+#endif
+
+InstructionSet describe(const char* name, Getter kernels, const std::string& problem) {
+    if (!kernels) return {name, false, "not compiled in: the compiler did not know it", nullptr};
+    if (!problem.empty()) return {name, false, problem, nullptr};
+    return {name, true, "", kernels()};
+}
+
+std::vector<InstructionSet> detect() {
+    std::vector<InstructionSet> sets{describe("generic", generic_kernels, "")};
+#if defined(__x86_64__)
+    Getter avx2 = nullptr, avx512 = nullptr, avx512_bf16 = nullptr, amx = nullptr;
+#ifdef OCTAVO_HAVE_AVX2
+    avx2 = avx2_kernels;
+#endif
+#ifdef OCTAVO_HAVE_AVX512
+    avx512 = avx512_kernels;
+#endif
+#ifdef OCTAVO_HAVE_AVX512_BF16
+    avx512_bf16 = avx512_bf16_kernels;
+#endif
+#ifdef OCTAVO_HAVE_AMX
+    amx = amx_kernels;
+#endif
+    sets.push_back(describe("avx2", avx2, avx2_problem()));
+    sets.push_back(describe("avx512", avx512, avx512_problem()));
+    sets.push_back(describe("avx512_bf16", avx512_bf16, avx512_bf16_problem()));
+    sets.push_back(describe("amx", amx, amx_problem()));
+#endif
+    return sets;
+}
+
+} // namespace
+
+std::vector<InstructionSet> instruction_sets() {
+    static const std::vector<InstructionSet> sets = detect(); // what a process may use does not change
+    return sets;
+}
+
+const KernelTable* find_kernels(const std::string& name) {
+    if (name == "amx_emulated") return amx_emulated_kernels();
+    const std::vector<InstructionSet> sets = instruction_sets();
+    const KernelTable* best = nullptr;
+    std::string names = "auto";
+    for (const InstructionSet& set : sets) {
+        if (set.usable) best = set.kernels;
+        if (name != set.name) {
+            names += std::string(", ") + set.name;
+            continue;
+        }
+        if (!set.usable) throw std::invalid_argument("instruction set " + name + " cannot be used: " + set.reason);
+        return set.kernels;
+    }
+    if (name == "auto") return best;
+    throw std::invalid_argument("unknown instruction set " + name + "; known are " + names);
+}
+
+} // namespace octavo

@@ -1,0 +1,24 @@
+// Which instruction sets this processor, this system and this build allow, and why not where they do not.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels.hpp"
+
+namespace octavo {
+
+struct InstructionSet {
+    const char* name;
+    bool usable;
+    std::string reason;         // why not; empty where usable
+    const KernelTable* kernels; // null where not compiled in or not usable
+};
+
+// From the least to the most capable; the last usable one is what "auto" means. amx_emulated is not among them.
+std::vector<InstructionSet> instruction_sets();
+
+// The kernels of `name`, or of the most capable set for "auto". Throws std::invalid_argument with the reason.
+const KernelTable* find_kernels(const std::string& name);
+
+} // namespace octavo

@@ -1,0 +1,124 @@
+#include <atomic>
+#include <cstring>
+
+#include "device_parallel.hpp"
+
+namespace octavo {
+
+namespace {
+
+constexpr int64_t kHeadsOfUnit = 64; // query rows x heads that share a gathered tile of K and V
+
+void check_cache(const KVBlocks& cache, int64_t layer, HeadShape shape) {
+    check(layer >= 0 && layer < cache.num_layers, "layer out of range");
+    check(shape.num_kv_heads == cache.num_kv_heads && shape.head_dim == cache.head_dim,
+          "the KV cache has another number of kv heads or another head_dim");
+}
+
+void check_sequences(const Array& query_start, const Array& seq_lens, const Array& tables, int64_t rows, int64_t block_size) {
+    const int64_t n = seq_lens.shape[0];
+    const int32_t *start = query_start.ints(), *lens = seq_lens.ints();
+    check(query_start.shape[0] == n + 1, "attention: query_start must have one value more than seq_lens");
+    check(tables.shape[0] == n, "attention: there must be one row of block_tables for each sequence");
+    check(start[0] == 0 && start[n] == rows, "attention: query_start must run from 0 to the number of rows");
+    for (int64_t i = 0; i < n; ++i) {
+        int64_t length = int64_t{start[i + 1]} - start[i];
+        check(length >= 0, "attention: query_start must not decrease");
+        check(lens[i] >= length, "attention: a sequence cannot be shorter than its queries");
+        check(int64_t{lens[i]} <= tables.shape[1] * block_size, "attention: a block table is too short for its sequence");
+    }
+}
+
+std::vector<AttentionUnit> make_units(const Array& query_start, int64_t n, HeadShape shape) {
+    const int32_t* start = query_start.ints();
+    const auto rows = static_cast<int32_t>(std::max<int64_t>(1, kHeadsOfUnit / (shape.num_heads / shape.num_kv_heads)));
+    std::vector<AttentionUnit> units;
+    units.reserve(n * shape.num_kv_heads);
+    for (int32_t seq = 0; seq < n; ++seq) {
+        // The last rows see most: they are claimed first.
+        for (int32_t row1 = start[seq + 1]; row1 > start[seq]; row1 -= rows) {
+            for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
+                units.push_back({seq, head, std::max(start[seq], row1 - rows), row1});
+            }
+        }
+    }
+    return units;
+}
+
+} // namespace
+
+void Device::write_kv(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, HeadShape shape) {
+    Array in = heads_of(qkv, shape, false), at = arrays_.read(slots, "slot_mapping", Type::int32, 1);
+    check_cache(cache, layer, shape);
+    check(at.shape[0] == in.shape[0], "write_kv: there must be one slot for each row of qkv");
+    check_range("slot", at.ints(), at.shape[0], -1, cache.num_blocks * cache.block_size);
+    WriteKVArgs args{in.floats(),        in.shape[1],    at.ints(),        cache.layer(layer), shape.num_heads,
+                     shape.num_kv_heads, shape.head_dim, cache.block_size, cache.bf16};
+    int64_t work = in.shape[0] * 2 * shape.num_kv_heads * shape.head_dim;
+    over_rows(in.shape[0], work, [&](int64_t r0, int64_t r1) { kernels_->write_kv(args, r0, r1); });
+}
+
+nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle query_start, nb::handle seq_lens,
+                             nb::handle tables, HeadShape shape, float scale, int32_t window) {
+    Array in = heads_of(qkv, shape, false);
+    Array start = arrays_.read(query_start, "query_start", Type::int32, 1);
+    Array lens = arrays_.read(seq_lens, "seq_lens", Type::int32, 1), blocks = arrays_.read(tables, "block_tables", Type::int32, 2);
+    check_cache(cache, layer, shape);
+    check(window >= 0, "attention: the window must be positive");
+    check_sequences(start, lens, blocks, in.shape[0], cache.block_size);
+    char* data;
+    nb::object out = result(act(), in.shape[0], int64_t{shape.num_heads} * shape.head_dim, 2, data);
+    AttentionArgs args{in.floats(),     in.shape[1],     cache.layer(layer), data,
+                       start.ints(),    lens.ints(),     blocks.ints(),      blocks.shape[1],
+                       shape.num_heads, shape.num_kv_heads, shape.head_dim,  cache.block_size,
+                       static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)), window, scale, cache.bf16, act_bf16_};
+    std::vector<AttentionUnit> units = make_units(start, lens.shape[0], shape);
+    int64_t rows = 0;
+    for (const AttentionUnit& unit : units) rows = std::max<int64_t>(rows, unit.row1 - unit.row0);
+    const size_t floats = kernels_->attention_scratch(args, rows) + 16;
+    for (std::vector<float>& scratch : attention_scratch_) {
+        if (scratch.size() < floats) scratch.resize(floats);
+    }
+    std::atomic<bool> valid{true};
+    over_units(static_cast<int64_t>(units.size()), [&](int64_t unit, int thread) {
+        auto address = reinterpret_cast<uintptr_t>(attention_scratch_[thread].data());
+        auto* scratch = reinterpret_cast<float*>((address + 63) / 64 * 64);
+        if (!kernels_->attention(args, units[unit], scratch)) valid = false;
+    });
+    check(valid, "block id out of range in block_tables");
+    return out;
+}
+
+void Device::copy_blocks(const KVBlocks& cache, nb::handle swap_out, nb::handle swap_in, nb::handle copy) {
+    struct Move {
+        Array pairs;
+        const Region *source, *target;
+        int64_t sources, targets;
+    };
+    const int64_t device = cache.num_blocks, host = cache.num_host_blocks;
+    const Move moves[3] = {
+        {arrays_.read(swap_out, "swap_out", Type::int32, 2), &cache.device, &cache.host, device, host},
+        {arrays_.read(swap_in, "swap_in", Type::int32, 2), &cache.host, &cache.device, host, device},
+        {arrays_.read(copy, "copy", Type::int32, 2), &cache.device, &cache.device, device, device},
+    };
+    for (const Move& move : moves) {
+        check(move.pairs.shape[1] == 2, "copy_blocks: copies must be pairs");
+        for (int64_t i = 0; i < move.pairs.shape[0]; ++i) {
+            check_range("source block", move.pairs.ints() + 2 * i, 1, 0, move.sources);
+            check_range("target block", move.pairs.ints() + 2 * i + 1, 1, 0, move.targets);
+        }
+    }
+    const int64_t bytes = cache.layer_block_bytes();
+    for (const Move& move : moves) {
+        if (move.pairs.shape[0] == 0) continue;
+        over_units(cache.num_layers, [&](int64_t layer, int) {
+            for (int64_t i = 0; i < move.pairs.shape[0]; ++i) {
+                const int32_t* pair = move.pairs.ints() + 2 * i;
+                std::memmove(move.target->data() + (layer * move.targets + pair[1]) * bytes,
+                             move.source->data() + (layer * move.sources + pair[0]) * bytes, bytes);
+            }
+        });
+    }
+}
+
+} // namespace octavo

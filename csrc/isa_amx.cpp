@@ -1,0 +1,33 @@
+// Kernels for AVX-512 with BF16, matrix products on AMX tiles. Compiled with that instruction set's flags; called only after cpu_features has found it usable.
+#include <immintrin.h>
+
+#include "kernels.hpp"
+
+namespace octavo {
+namespace {
+
+#include "simd_avx512.hpp"
+// clang-format off
+#include "kernels_math.hpp"
+#include "kernels_rows.hpp"
+#include "kernels_linear.hpp"
+#include "amx_tiles_native.hpp"
+#include "kernels_amx.hpp"
+#include "kernels_attention.hpp"
+#include "kernels_logits.hpp"
+#include "kernels_table.hpp"
+// clang-format on
+
+constexpr KernelTable amx_table() {
+    KernelTable table = make_table("amx", Activation::bf16_padded);
+    table.linear_bf16 = linear_amx;
+    return table;
+}
+
+constexpr KernelTable kTable = amx_table();
+
+} // namespace
+
+const KernelTable* amx_kernels() { return &kTable; }
+
+} // namespace octavo

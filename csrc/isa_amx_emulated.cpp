@@ -1,0 +1,33 @@
+// Kernels for any processor, matrix products on emulated AMX tiles: tests of that code where there is no AMX.
+
+#include "kernels.hpp"
+
+
+namespace octavo {
+namespace {
+
+#include "simd_generic.hpp"
+// clang-format off
+#include "kernels_math.hpp"
+#include "kernels_rows.hpp"
+#include "kernels_linear.hpp"
+#include "amx_tiles_emulated.hpp"
+#include "kernels_amx.hpp"
+#include "kernels_attention.hpp"
+#include "kernels_logits.hpp"
+#include "kernels_table.hpp"
+// clang-format on
+
+constexpr KernelTable amx_table() {
+    KernelTable table = make_table("amx_emulated", Activation::bf16_padded);
+    table.linear_bf16 = linear_amx;
+    return table;
+}
+
+constexpr KernelTable kTable = amx_table();
+
+} // namespace
+
+const KernelTable* amx_emulated_kernels() { return &kTable; }
+
+} // namespace octavo

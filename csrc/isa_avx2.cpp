@@ -1,0 +1,26 @@
+// Kernels for AVX2 with FMA and F16C. Compiled with that instruction set's flags; called only after cpu_features has found it usable.
+#include <immintrin.h>
+
+#include "kernels.hpp"
+
+
+namespace octavo {
+namespace {
+
+#include "simd_avx2.hpp"
+// clang-format off
+#include "kernels_math.hpp"
+#include "kernels_rows.hpp"
+#include "kernels_linear.hpp"
+#include "kernels_attention.hpp"
+#include "kernels_logits.hpp"
+#include "kernels_table.hpp"
+// clang-format on
+
+constexpr KernelTable kTable = make_table("avx2", Activation::fp32);
+
+} // namespace
+
+const KernelTable* avx2_kernels() { return &kTable; }
+
+} // namespace octavo

@@ -1,0 +1,26 @@
+// Kernels for AVX-512 with BF16 dot products. Compiled with that instruction set's flags; called only after cpu_features has found it usable.
+#include <immintrin.h>
+
+#include "kernels.hpp"
+
+#define OCTAVO_DOT_BF16
+namespace octavo {
+namespace {
+
+#include "simd_avx512_bf16.hpp"
+// clang-format off
+#include "kernels_math.hpp"
+#include "kernels_rows.hpp"
+#include "kernels_linear.hpp"
+#include "kernels_attention.hpp"
+#include "kernels_logits.hpp"
+#include "kernels_table.hpp"
+// clang-format on
+
+constexpr KernelTable kTable = make_table("avx512_bf16", Activation::bf16);
+
+} // namespace
+
+const KernelTable* avx512_bf16_kernels() { return &kTable; }
+
+} // namespace octavo

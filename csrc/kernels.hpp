@@ -1,0 +1,150 @@
+// What the instruction-set translation units and the rest share: plain argument structs and the table of kernels.
+//
+// A kernel computes a range of units of one op on one thread; the drivers cut ops into units and the thread pool claims
+// them. Everything here is plain data without inline functions or standard library types, so that no code compiled for one
+// instruction set can be merged by the linker into code that runs on another. The row contract holds for every kernel: the
+// arithmetic of a row never depends on the other rows, on how many there are, or on which unit or thread computes it.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace octavo {
+
+constexpr int kColumnBlock = 32;        // output columns in one packed block of weights
+constexpr int kDepthStep = 32;          // bf16 weights are padded to a multiple of this many inputs
+constexpr int kTileElements = 16 * 32; // one 1 KB tile: 16 pairs of inputs x 16 columns x 2
+constexpr int kTokenTile = 64;          // positions of one softmax step, aligned to absolute position
+constexpr int kShareBlock = 512;        // logits whose exponentials are summed together
+constexpr int kMaxBlock = 64;           // logits whose maximum is taken together
+
+// x[rows, k] times packed weight[n, k] transposed, plus bias, plus residual.
+struct LinearArgs {
+    const void* x;
+    int64_t x_stride; // elements
+    const void* weight;
+    const float* bias;     // may be null
+    const float* residual; // may be null, may be out
+    float* out;
+    int64_t rows, n, k;
+};
+
+struct PackArgs {
+    const void* src; // [n, k] row-major
+    void* dst;
+    int64_t n, k;
+    bool src_bf16, dst_bf16;
+};
+
+struct EmbeddingArgs {
+    const int32_t* ids;
+    const void* table; // packed
+    float* out;
+    int64_t n, k;
+    bool bf16;
+};
+
+struct NormArgs {
+    const float* x;
+    const float* weight;
+    void* out;
+    int64_t size;
+    float eps;
+    bool out_bf16;
+};
+
+// One fused row of q, k and v heads.
+struct HeadsArgs {
+    float* qkv;
+    int64_t stride;
+    int32_t first_head, num_heads, head_dim;
+    const float* weight; // head norm
+    float eps;
+    const int32_t* positions; // rotary
+    const float* cos_sin;
+};
+
+struct WriteKVArgs {
+    const float* qkv;
+    int64_t stride;
+    const int32_t* slots;
+    void* kv; // one layer: [block][kv_head][k|v][block_size * head_dim]
+    int32_t num_heads, num_kv_heads, head_dim, block_size;
+    bool bf16;
+};
+
+struct GatedArgs {
+    const float* gate_up;
+    void* out;
+    int64_t size;
+    bool out_bf16;
+};
+
+struct AttentionArgs {
+    const float* qkv;
+    int64_t stride;
+    const void* kv; // one layer
+    void* out;
+    const int32_t* query_start;
+    const int32_t* seq_lens;
+    const int32_t* tables;
+    int64_t table_width;
+    int32_t num_heads, num_kv_heads, head_dim, block_size, num_blocks;
+    int32_t window; // 0: none
+    float scale;
+    bool kv_bf16, out_bf16;
+};
+
+// The rows [row0, row1) of the step, all of sequence seq, and the query heads of one kv head.
+struct AttentionUnit {
+    int32_t seq, kv_head;
+    int32_t row0, row1;
+};
+
+// How linear_bf16 wants x.
+enum class Activation { fp32, bf16, bf16_padded }; // padded: rows hold zeros up to a multiple of kDepthStep
+
+struct KernelTable {
+    const char* isa;
+    Activation activation;
+
+    void (*linear_bf16)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1);
+    void (*linear_f32)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1);
+    void (*pack)(const PackArgs&, int64_t block0, int64_t block1);
+    void (*expand_bf16)(const uint16_t* src, float* dst, int64_t count);
+    void (*embedding)(const EmbeddingArgs&, int64_t row0, int64_t row1);
+    void (*rms_norm)(const NormArgs&, int64_t row0, int64_t row1);
+    void (*head_norm)(const HeadsArgs&, int64_t row0, int64_t row1);
+    void (*rotary)(const HeadsArgs&, int64_t row0, int64_t row1);
+    void (*silu_and_mul)(const GatedArgs&, int64_t row0, int64_t row1);
+    void (*write_kv)(const WriteKVArgs&, int64_t row0, int64_t row1);
+
+    // Floats of scratch that a unit of so many query rows needs.
+    int64_t (*attention_scratch)(const AttentionArgs&, int64_t rows);
+    // False: a block id out of range; the unit's output is then not written.
+    bool (*attention)(const AttentionArgs&, const AttentionUnit&, float* scratch);
+
+    // Logits. NaN counts as minus infinity.
+    int64_t (*argmax)(const float* x, int64_t n);
+    // shares[i] = exp((x[i] - max) * inverse_temperature); sums[b] over block b of kShareBlock of them.
+    void (*shares)(const float* x, int64_t n, float max, float inverse_temperature, float* shares, double* sums);
+    // maxima[b] = the largest of block b of kMaxBlock logits.
+    void (*block_maxima)(const float* x, int64_t n, float* maxima);
+};
+
+const KernelTable* generic_kernels();
+const KernelTable* amx_emulated_kernels();
+#ifdef OCTAVO_HAVE_AVX2
+const KernelTable* avx2_kernels();
+#endif
+#ifdef OCTAVO_HAVE_AVX512
+const KernelTable* avx512_kernels();
+#endif
+#ifdef OCTAVO_HAVE_AVX512_BF16
+const KernelTable* avx512_bf16_kernels();
+#endif
+#ifdef OCTAVO_HAVE_AMX
+const KernelTable* amx_kernels();
+#endif
+
+} // namespace octavo

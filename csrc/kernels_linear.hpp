@@ -1,0 +1,234 @@
+// Packed weights and matrix products over them. Included inside the instruction set's own namespace.
+//
+// bf16 weights: [n / 32][k / 32][2 tiles][16 pairs of inputs][16 columns][2], padded with zeros. fp32: [n / 32][k][32].
+// Every output element has one accumulator that takes the inputs in ascending order, whatever tile computes it: this is the
+// row contract. With OCTAVO_DOT_BF16, x is bf16 and a pair of inputs is one instruction; else x is fp32.
+
+inline int64_t bf16_block_elements(int64_t k) { return round_up(k, kDepthStep) * kColumnBlock; }
+
+inline int64_t bf16_element(int64_t n, int64_t k, int64_t depth) {
+    int64_t column = n % kColumnBlock, step = k / kDepthStep, pair = k % kDepthStep / 2;
+    return n / kColumnBlock * bf16_block_elements(depth) + (step * 2 + column / 16) * kTileElements + pair * 32 +
+           column % 16 * 2 + k % 2;
+}
+
+inline void pack_column_bf16(const PackArgs& a, int64_t n, uint16_t* dst) {
+    const uint16_t* bf16 = static_cast<const uint16_t*>(a.src) + n * a.k;
+    const float* fp32 = static_cast<const float*>(a.src) + n * a.k;
+    uint16_t* column = dst + n % kColumnBlock / 16 * kTileElements + n % 16 * 2;
+    for (int64_t k = 0; k < a.k; k += 2) {
+        uint16_t* pair = column + k / kDepthStep * 2 * kTileElements + k % kDepthStep * 16;
+        bool two = k + 1 < a.k;
+        uint16_t values[2];
+        if (a.src_bf16) __builtin_memcpy(values, bf16 + k, two ? 4 : 2);
+        else values[0] = to_bf16(fp32[k]);
+        if (!two) values[1] = 0;
+        else if (!a.src_bf16) values[1] = to_bf16(fp32[k + 1]);
+        __builtin_memcpy(pair, values, 4);
+    }
+}
+
+inline void pack_column_f32(const PackArgs& a, int64_t n, float* dst) {
+    const uint16_t* bf16 = static_cast<const uint16_t*>(a.src) + n * a.k;
+    const float* fp32 = static_cast<const float*>(a.src) + n * a.k;
+    float* column = dst + n % kColumnBlock;
+    for (int64_t k = 0; k < a.k; ++k) column[k * kColumnBlock] = a.src_bf16 ? from_bf16(bf16[k]) : fp32[k];
+}
+
+// The destination is zero beforehand.
+void pack(const PackArgs& a, int64_t block0, int64_t block1) {
+    for (int64_t n = block0 * kColumnBlock; n < min64(a.n, block1 * kColumnBlock); ++n) {
+        int64_t block = n / kColumnBlock;
+        if (a.dst_bf16) pack_column_bf16(a, n, static_cast<uint16_t*>(a.dst) + block * bf16_block_elements(a.k));
+        else pack_column_f32(a, n, static_cast<float*>(a.dst) + block * a.k * kColumnBlock);
+    }
+}
+
+void embedding(const EmbeddingArgs& a, int64_t row0, int64_t row1) {
+    for (int64_t r = row0; r < row1; ++r) {
+        int64_t n = a.ids[r];
+        float* out = a.out + r * a.k;
+        const float* fp32 = static_cast<const float*>(a.table) + n / kColumnBlock * a.k * kColumnBlock + n % kColumnBlock;
+        const uint16_t* bf16 = static_cast<const uint16_t*>(a.table);
+        for (int64_t k = 0; k < a.k; ++k) {
+            out[k] = a.bf16 ? from_bf16(bf16[bf16_element(n, k, a.k)]) : fp32[k * kColumnBlock];
+        }
+    }
+}
+
+// Adds bias and residual to W columns of one row and stores those below n.
+inline void store_output(const LinearArgs& a, int64_t row, int64_t column, Vec v) {
+    int64_t part = min64(W, a.n - column);
+    if (part <= 0) return;
+    if (a.bias) v = vadd(v, vload_part(a.bias + column, part));
+    if (a.residual) v = vadd(v, vload_part(a.residual + row * a.n + column, part));
+    vstore_as(a.out, row * a.n + column, v, part, false);
+}
+
+#ifdef OCTAVO_DOT_BF16
+typedef uint16_t Input;
+#else
+typedef float Input;
+#endif
+
+// acc[r][v] += the pair of inputs at k of each row times the pair row at w.
+template <int R, int V>
+inline __attribute__((always_inline)) void accumulate_pair(Vec (&acc)[R][V], const Input* const (&x)[R], int64_t k,
+                                                           const uint16_t* const (&w)[V], int64_t at) {
+#ifdef OCTAVO_DOT_BF16
+    Vec weights[V];
+    for (int v = 0; v < V; ++v) weights[v] = vload(reinterpret_cast<const float*>(w[v] + at));
+    for (int r = 0; r < R; ++r) {
+        int32_t pair;
+        __builtin_memcpy(&pair, x[r] + k, sizeof pair);
+        for (int v = 0; v < V; ++v) acc[r][v] = vdot(acc[r][v], pair, weights[v]);
+    }
+#else
+    Vec first[V], second[V];
+    for (int v = 0; v < V; ++v) {
+        first[v] = vfirst(w[v] + at);
+        second[v] = vsecond(w[v] + at);
+    }
+    for (int r = 0; r < R; ++r) {
+        Vec even = vset(x[r][k]), odd = vset(x[r][k + 1]);
+        for (int v = 0; v < V; ++v) acc[r][v] = vfma(even, first[v], acc[r][v]);
+        for (int v = 0; v < V; ++v) acc[r][v] = vfma(odd, second[v], acc[r][v]);
+    }
+#endif
+}
+
+// The last input of an odd number of them; nothing is read beyond it.
+template <int R, int V>
+inline void accumulate_last(Vec (&acc)[R][V], const Input* const (&x)[R], int64_t k, const uint16_t* const (&w)[V], int64_t at) {
+    Input last[R][2];
+    const Input* rows[R];
+    for (int r = 0; r < R; ++r) {
+        last[r][0] = x[r][k];
+        last[r][1] = 0;
+        rows[r] = last[r];
+    }
+    accumulate_pair<R, V>(acc, rows, 0, w, at);
+}
+
+// R rows x V vectors of columns. w[v] points at the first pair of vector v's columns.
+template <int R, int V>
+inline __attribute__((always_inline)) void multiply_bf16(const LinearArgs& a, int64_t row, const uint16_t* const (&w)[V],
+                                                         Vec (&acc)[R][V]) {
+    const Input* x[R];
+    for (int r = 0; r < R; ++r) {
+        x[r] = static_cast<const Input*>(a.x) + (row + r) * a.x_stride;
+        for (int v = 0; v < V; ++v) acc[r][v] = vzero();
+    }
+    int64_t steps = a.k / kDepthStep, k = 0;
+    for (int64_t step = 0; step < steps; ++step, k += kDepthStep) {
+        for (int pair = 0; pair < kDepthStep / 2; ++pair) {
+            accumulate_pair<R, V>(acc, x, k + 2 * pair, w, step * 2 * kTileElements + pair * 32);
+        }
+    }
+    const int64_t base = steps * 2 * kTileElements;
+    int64_t rest = a.k - k;
+    for (int64_t i = 0; i + 1 < rest; i += 2) accumulate_pair<R, V>(acc, x, k + i, w, base + i * 16);
+    if (rest & 1) accumulate_last<R, V>(acc, x, a.k - 1, w, base + (rest - 1) * 16);
+}
+
+// R rows x B blocks of columns.
+template <int R, int B> __attribute__((noinline)) void tile_bf16(const LinearArgs& a, int64_t row, int64_t block) {
+    constexpr int V = B * kLinearVecs, kSpan = W * kLinearVecs;
+    const uint16_t* weights = static_cast<const uint16_t*>(a.weight) + block * bf16_block_elements(a.k);
+    for (int column = 0; column < kColumnBlock; column += kSpan) {
+        const uint16_t* w[V];
+        for (int v = 0; v < V; ++v) {
+            int at = column + v % kLinearVecs * W;
+            w[v] = weights + v / kLinearVecs * bf16_block_elements(a.k) + at / 16 * kTileElements + at % 16 * 2;
+        }
+        Vec acc[R][V];
+        multiply_bf16<R, V>(a, row, w, acc);
+        for (int r = 0; r < R; ++r) {
+            for (int v = 0; v < V; ++v) {
+                int64_t at = (block + v / kLinearVecs) * kColumnBlock + column + v % kLinearVecs * W;
+                store_output(a, row + r, at, acc[r][v]);
+            }
+        }
+    }
+}
+
+template <int R, int B> __attribute__((noinline)) void tile_f32(const LinearArgs& a, int64_t row, int64_t block) {
+    constexpr int V = B * kLinearVecs, kSpan = W * kLinearVecs;
+    const int64_t block_elements = a.k * kColumnBlock;
+    const float* x[R];
+    for (int r = 0; r < R; ++r) x[r] = static_cast<const float*>(a.x) + (row + r) * a.x_stride;
+    for (int column = 0; column < kColumnBlock; column += kSpan) {
+        const float* w = static_cast<const float*>(a.weight) + block * block_elements + column;
+        Vec acc[R][V];
+        for (int r = 0; r < R; ++r) {
+            for (int v = 0; v < V; ++v) acc[r][v] = vzero();
+        }
+        for (int64_t k = 0; k < a.k; ++k, w += kColumnBlock) {
+            Vec weights[V];
+            for (int v = 0; v < V; ++v) weights[v] = vload(w + v / kLinearVecs * block_elements + v % kLinearVecs * W);
+            for (int r = 0; r < R; ++r) {
+                Vec input = vset(x[r][k]);
+                for (int v = 0; v < V; ++v) acc[r][v] = vfma(input, weights[v], acc[r][v]);
+            }
+        }
+        for (int r = 0; r < R; ++r) {
+            for (int v = 0; v < V; ++v) {
+                int64_t at = (block + v / kLinearVecs) * kColumnBlock + column + v % kLinearVecs * W;
+                store_output(a, row + r, at, acc[r][v]);
+            }
+        }
+    }
+}
+
+typedef void (*TileKernel)(const LinearArgs&, int64_t row, int64_t block);
+
+// Kernels for R = 1 .. kLinearRows rows of one block and, where registers allow, of two: more chains in flight.
+struct TileKernels {
+    TileKernel one[kLinearRows + 1], two[kLinearRows + 1];
+};
+
+template <int R> constexpr int blocks_at_once() { return R * 4 <= kLinearRows ? 2 : 1; }
+
+template <int R> constexpr void fill_tiles(TileKernels& bf16, TileKernels& f32) {
+    if constexpr (R > 0) {
+        bf16.one[R] = tile_bf16<R, 1>;
+        f32.one[R] = tile_f32<R, 1>;
+        if constexpr (blocks_at_once<R>() == 2) {
+            bf16.two[R] = tile_bf16<R, 2>;
+            f32.two[R] = tile_f32<R, 2>;
+        }
+        fill_tiles<R - 1>(bf16, f32);
+    }
+}
+
+struct AllTiles {
+    TileKernels bf16{}, f32{};
+    constexpr AllTiles() { fill_tiles<kLinearRows>(bf16, f32); }
+};
+
+constexpr AllTiles kTiles;
+
+// Each panel of weights meets all rows before the next one is read: it comes from memory once.
+inline void multiply_range(const TileKernels& tiles, const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0,
+                           int64_t block1) {
+    int64_t rows = row1 - row0, count = (rows + kLinearRows - 1) / kLinearRows;
+    for (int64_t block = block0; block < block1;) {
+        int64_t step = 1;
+        for (int64_t t = 0, row = row0; t < count; ++t) {
+            int64_t size = (row1 - row) / (count - t); // nearly equal tiles: none with few rows
+            bool both = count == 1 && tiles.two[size] && block + 1 < block1;
+            step = both ? 2 : 1;
+            (both ? tiles.two[size] : tiles.one[size])(a, row, block);
+            row += size;
+        }
+        block += step;
+    }
+}
+
+void linear_bf16(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
+    multiply_range(kTiles.bf16, a, row0, row1, block0, block1);
+}
+
+void linear_f32(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
+    multiply_range(kTiles.f32, a, row0, row1, block0, block1);
+}

@@ -1,0 +1,41 @@
+// Kernels over rows of logits. NaN counts as minus infinity. Included inside the instruction set's own namespace.
+
+inline Vec vclean(Vec v) { return vmax(v, vset(-__builtin_inff())); } // the second operand where the first is NaN
+
+inline Vec vload_clean(const float* x, int64_t i, int64_t n) {
+    Vec v = vclean(vload_part(x + i, min64(W, n - i)));
+    return n - i >= W ? v : vkeep(v, 0, static_cast<int>(n - i), vset(-__builtin_inff()));
+}
+
+int64_t argmax(const float* x, int64_t n) {
+    Vec best = vset(-__builtin_inff());
+    for (int64_t i = 0; i < n; i += W) best = vmax(best, vload_clean(x, i, n));
+    float top = vmax_of(best);
+    for (int64_t i = 0; i < n; ++i) {
+        if (x[i] == top) return i;
+    }
+    return 0; // nothing but NaN, or NaN and minus infinity: all are equal
+}
+
+void shares(const float* x, int64_t n, float max, float inverse_temperature, float* out, double* sums) {
+    const Vec top = vset(max), scale = vset(inverse_temperature);
+    for (int64_t b = 0; b * kShareBlock < n; ++b) {
+        Vec acc = vzero();
+        int64_t end = min64(n, (b + 1) * kShareBlock);
+        for (int64_t i = b * kShareBlock; i < end; i += W) {
+            Vec e = vexp(vmul(vsub(vload_clean(x, i, end), top), scale));
+            vstore_as(out, i, e, min64(W, end - i), false);
+            acc = vadd(acc, e);
+        }
+        sums[b] = static_cast<double>(vsum(acc));
+    }
+}
+
+void block_maxima(const float* x, int64_t n, float* maxima) {
+    for (int64_t b = 0; b * kMaxBlock < n; ++b) {
+        Vec best = vset(-__builtin_inff());
+        int64_t end = min64(n, (b + 1) * kMaxBlock);
+        for (int64_t i = b * kMaxBlock; i < end; i += W) best = vmax(best, vload_clean(x, i, end));
+        maxima[b] = vmax_of(best);
+    }
+}

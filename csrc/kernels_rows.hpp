@@ -1,0 +1,95 @@
+// Kernels that treat one row after another: norms, rotary positions, gates, the KV write, embeddings.
+// Included inside the instruction set's own namespace.
+
+inline float sum_of_squares(const float* x, int64_t n) {
+    Vec acc = vzero();
+    for (int64_t i = 0; i < n; i += W) {
+        Vec v = vload_part(x + i, min64(W, n - i));
+        acc = vfma(v, v, acc);
+    }
+    return vsum(acc);
+}
+
+inline void norm_row(const float* x, const float* weight, void* out, int64_t n, float eps, bool bf16) {
+    float mean = sum_of_squares(x, n) / static_cast<float>(n);
+    Vec scale = vset(1.0f / __builtin_sqrtf(mean + eps));
+    for (int64_t i = 0; i < n; i += W) {
+        int64_t part = min64(W, n - i);
+        vstore_as(out, i, vmul(vmul(vload_part(x + i, part), scale), vload_part(weight + i, part)), part, bf16);
+    }
+}
+
+void rms_norm(const NormArgs& a, int64_t row0, int64_t row1) {
+    int64_t bytes = a.out_bf16 ? 2 : 4;
+    for (int64_t r = row0; r < row1; ++r) {
+        norm_row(a.x + r * a.size, a.weight, static_cast<char*>(a.out) + r * a.size * bytes, a.size, a.eps, a.out_bf16);
+    }
+}
+
+void head_norm(const HeadsArgs& a, int64_t row0, int64_t row1) {
+    for (int64_t r = row0; r < row1; ++r) {
+        for (int32_t h = a.first_head; h < a.first_head + a.num_heads; ++h) {
+            float* x = a.qkv + r * a.stride + static_cast<int64_t>(h) * a.head_dim;
+            norm_row(x, a.weight, x, a.head_dim, a.eps, false);
+        }
+    }
+}
+
+void rotary(const HeadsArgs& a, int64_t row0, int64_t row1) {
+    const int64_t half = a.head_dim / 2;
+    for (int64_t r = row0; r < row1; ++r) {
+        const float* cos = a.cos_sin + static_cast<int64_t>(a.positions[r]) * a.head_dim;
+        const float* sin = cos + half;
+        for (int32_t h = a.first_head; h < a.first_head + a.num_heads; ++h) {
+            float* x = a.qkv + r * a.stride + static_cast<int64_t>(h) * a.head_dim;
+            for (int64_t i = 0; i < half; i += W) {
+                int64_t part = min64(W, half - i);
+                Vec first = vload_part(x + i, part), second = vload_part(x + half + i, part);
+                Vec c = vload_part(cos + i, part), s = vload_part(sin + i, part);
+                vstore_as(x, i, vsub(vmul(first, c), vmul(second, s)), part, false);
+                vstore_as(x, half + i, vfma(second, c, vmul(first, s)), part, false);
+            }
+        }
+    }
+}
+
+void silu_and_mul(const GatedArgs& a, int64_t row0, int64_t row1) {
+    const Vec one = vset(1.0f);
+    int64_t bytes = a.out_bf16 ? 2 : 4;
+    for (int64_t r = row0; r < row1; ++r) {
+        const float* gate = a.gate_up + r * 2 * a.size;
+        const float* up = gate + a.size;
+        void* out = static_cast<char*>(a.out) + r * a.size * bytes;
+        for (int64_t i = 0; i < a.size; i += W) {
+            int64_t part = min64(W, a.size - i);
+            Vec g = vload_part(gate + i, part);
+            Vec silu = vdiv(g, vadd(one, vexp(vsub(vzero(), g))));
+            vstore_as(out, i, vmul(silu, vload_part(up + i, part)), part, a.out_bf16);
+        }
+    }
+}
+
+void write_kv(const WriteKVArgs& a, int64_t row0, int64_t row1) {
+    const int64_t tile = static_cast<int64_t>(a.block_size) * a.head_dim;
+    const int64_t bytes = a.bf16 ? 2 : 4;
+    for (int64_t r = row0; r < row1; ++r) {
+        if (a.slots[r] < 0) continue;
+        int64_t block = a.slots[r] / a.block_size, offset = a.slots[r] % a.block_size;
+        const float* k = a.qkv + r * a.stride + static_cast<int64_t>(a.num_heads) * a.head_dim;
+        for (int64_t h = 0; h < 2 * a.num_kv_heads; ++h) {
+            int64_t head = h % a.num_kv_heads, is_value = h / a.num_kv_heads;
+            int64_t at = ((block * a.num_kv_heads + head) * 2 + is_value) * tile + offset * a.head_dim;
+            void* out = static_cast<char*>(a.kv) + at * bytes;
+            for (int64_t i = 0; i < a.head_dim; i += W) {
+                int64_t part = min64(W, a.head_dim - i);
+                vstore_as(out, i, vload_part(k + h * a.head_dim + i, part), part, a.bf16);
+            }
+        }
+    }
+}
+
+void expand_bf16(const uint16_t* src, float* dst, int64_t count) {
+    int64_t i = 0;
+    for (; i + W <= count; i += W) vstore(dst + i, vload_bf16(src + i));
+    for (; i < count; ++i) dst[i] = from_bf16(src[i]);
+}

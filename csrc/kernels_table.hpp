@@ -1,0 +1,7 @@
+// Collects the kernels of one instruction set. Included last, inside the instruction set's own namespace.
+
+constexpr KernelTable make_table(const char* isa, Activation activation) {
+    return {isa,           activation,   linear_bf16, linear_f32, pack,   expand_bf16,
+            embedding,     rms_norm,     head_norm,   rotary,     silu_and_mul, write_kv,
+            attention_scratch, attention, argmax, shares, block_maxima};
+}

@@ -1,0 +1,64 @@
+#include "memory.hpp"
+
+#include <sys/mman.h>
+
+#include <new>
+#include <stdexcept>
+
+#include "kernels.hpp"
+
+namespace octavo {
+
+namespace {
+
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// The product of sizes that come from files and flags; throws where it does not fit.
+template <typename... Sizes> int64_t product(Sizes... sizes) {
+    int64_t result = 1;
+    for (int64_t size : {static_cast<int64_t>(sizes)...}) {
+        if (size < 0 || __builtin_mul_overflow(result, size, &result) || result > int64_t{1} << 50) {
+            throw std::invalid_argument("size out of range");
+        }
+    }
+    return result;
+}
+
+} // namespace
+
+Region::Region(int64_t bytes) : bytes_(bytes) {
+    bool huge = bytes >= kHugePage;
+    mapped_bytes_ = huge ? round_up(bytes, kHugePage) + kHugePage : round_up(bytes > 0 ? bytes : 1, 4096);
+    mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped_ == MAP_FAILED) throw std::bad_alloc();
+    int64_t start = reinterpret_cast<int64_t>(mapped_);
+    data_ = static_cast<char*>(mapped_) + (huge ? round_up(start, kHugePage) - start : 0);
+#ifdef MADV_HUGEPAGE
+    if (huge) madvise(data_, round_up(bytes, kHugePage), MADV_HUGEPAGE); // a refusal costs speed only
+#endif
+}
+
+Region::~Region() { munmap(mapped_, mapped_bytes_); }
+
+PackedWeight::PackedWeight(int64_t rows, int64_t columns, bool bf16)
+    : rows(rows), columns(columns), bf16(bf16),
+      region(product(round_up(rows, kColumnBlock), bf16 ? round_up(columns, kDepthStep) : columns, bf16 ? 2 : 4)) {}
+
+KVBlocks::KVBlocks(int64_t num_layers, int64_t num_blocks, int64_t num_host_blocks, int32_t num_kv_heads, int32_t head_dim,
+                   int32_t block_size, bool bf16)
+    : num_layers(num_layers), num_blocks(num_blocks), num_host_blocks(num_host_blocks), num_kv_heads(num_kv_heads),
+      head_dim(head_dim), block_size(block_size), bf16(bf16),
+      device(product(num_layers, num_blocks, num_kv_heads, 2, block_size, head_dim, bf16 ? 2 : 4)),
+      host(product(num_layers, num_host_blocks, num_kv_heads, 2, block_size, head_dim, bf16 ? 2 : 4)) {
+    if (block_size < 1 || block_size > 256) throw std::invalid_argument("block size must be 1 to 256");
+    if (head_dim < 8 || head_dim > 256 || head_dim % 8) throw std::invalid_argument("head_dim must be a multiple of 8 up to 256");
+    if (num_kv_heads < 1) throw std::invalid_argument("there must be a kv head");
+}
+
+int64_t KVBlocks::layer_block_bytes() const {
+    return int64_t{2} * num_kv_heads * block_size * head_dim * (bf16 ? 2 : 4);
+}
+
+} // namespace octavo

@@ -1,0 +1,155 @@
+#include "sampling.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace octavo {
+
+namespace {
+
+constexpr float kGreedyTemperature = 1e-5f;
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+// The finalizer of splitmix64 (Steele, Lea, Flood 2014).
+uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+double uniform(uint64_t seed, int64_t position) {
+    uint64_t key = mix(seed + 0x9E3779B97F4A7C15u);
+    uint64_t word = mix(key ^ (static_cast<uint64_t>(position) * 0xD1B54A32D192ED03u));
+    return static_cast<double>(mix(word + 0x9E3779B97F4A7C15u) >> 11) * 0x1p-53;
+}
+
+float clean(float x) { return std::isnan(x) ? kMinusInfinity : x; }
+
+double total(const std::vector<double>& sums) {
+    double all = 0;
+    for (double sum : sums) all += sum;
+    return all;
+}
+
+// Likeliest first, lowest id among equals.
+struct Likelier {
+    const float* logits;
+    bool operator()(int32_t a, int32_t b) const {
+        float x = clean(logits[a]), y = clean(logits[b]);
+        return x > y || (x == y && a < b);
+    }
+};
+
+// A value that at least k logits reach: the k-th largest of the blocks' maxima.
+float reached_by(const KernelTable& kernels, const float* logits, int64_t n, int64_t k, std::vector<float>& maxima) {
+    if (k < 1 || k > static_cast<int64_t>(maxima.size())) return kMinusInfinity;
+    kernels.block_maxima(logits, n, maxima.data());
+    std::nth_element(maxima.begin(), maxima.begin() + (k - 1), maxima.end(), std::greater<float>());
+    return maxima[k - 1];
+}
+
+int32_t draw_from_all(int64_t n, double u, const LogitsScratch& s) {
+    double target = u * total(s.sums), below = 0;
+    int64_t block = 0, blocks = static_cast<int64_t>(s.sums.size());
+    while (block + 1 < blocks && below + s.sums[block] <= target) below += s.sums[block++];
+    int64_t last = 0;
+    for (int64_t i = block * kShareBlock; i < std::min<int64_t>(n, (block + 1) * kShareBlock); ++i) {
+        if (s.shares[i] == 0.0f) continue;
+        below += s.shares[i];
+        last = i;
+        if (below > target) break;
+    }
+    return static_cast<int32_t>(last);
+}
+
+// Ids that no filter can remove for sure, in ascending order, and then in s.ids those that all filters keep.
+void keep_survivors(const KernelTable& kernels, const DrawArgs& a, bool by_rank, LogitsScratch& s) {
+    const float tiny = std::numeric_limits<float>::min();
+    float least = by_rank ? tiny : std::max(a.min_p, tiny); // top-p's total counts all of top-k, min-p's victims too
+    double all = total(s.sums);
+    if (!by_rank && a.top_p < 1) {
+        // What lies below this share is together less than what top-p removes.
+        least = std::max(least, static_cast<float>(0.5 * (1.0 - a.top_p) * all / static_cast<double>(a.n)));
+    }
+    float lowest = by_rank ? reached_by(kernels, a.logits, a.n, a.top_k, s.maxima) : kMinusInfinity;
+    s.ids.clear();
+    for (int64_t i = 0; i < a.n; ++i) {
+        if (s.shares[i] >= least && a.logits[i] >= lowest) s.ids.push_back(static_cast<int32_t>(i));
+    }
+    if (!by_rank && a.top_p >= 1) return;
+    std::sort(s.ids.begin(), s.ids.end(), Likelier{a.logits});
+    if (by_rank) {
+        if (static_cast<int64_t>(s.ids.size()) > a.top_k) s.ids.resize(a.top_k);
+        all = 0;
+        for (int32_t id : s.ids) all += s.shares[id];
+    }
+    if (a.top_p < 1) {
+        double before = 0, limit = static_cast<double>(a.top_p) * all;
+        size_t count = 0;
+        while (count < s.ids.size() && (count == 0 || before < limit)) before += s.shares[s.ids[count++]];
+        s.ids.resize(count);
+    }
+    while (by_rank && s.ids.size() > 1 && s.shares[s.ids.back()] < a.min_p) s.ids.pop_back();
+    std::sort(s.ids.begin(), s.ids.end());
+}
+
+int32_t draw_from_survivors(double u, const LogitsScratch& s) {
+    double all = 0, below = 0;
+    for (int32_t id : s.ids) all += s.shares[id];
+    for (int32_t id : s.ids) {
+        below += s.shares[id];
+        if (below > u * all) return id;
+    }
+    return s.ids.back();
+}
+
+} // namespace
+
+void LogitsScratch::resize(int64_t n) {
+    shares.resize(n);
+    sums.resize((n + kShareBlock - 1) / kShareBlock);
+    maxima.resize((n + kMaxBlock - 1) / kMaxBlock);
+}
+
+int32_t draw(const KernelTable& kernels, const DrawArgs& a, LogitsScratch& s) {
+    int64_t best = kernels.argmax(a.logits, a.n);
+    float max = clean(a.logits[best]);
+    if (a.temperature < kGreedyTemperature || !std::isfinite(max)) return static_cast<int32_t>(best);
+    s.resize(a.n);
+    kernels.shares(a.logits, a.n, max, 1.0f / a.temperature, s.shares.data(), s.sums.data());
+    double u = uniform(a.seed, a.position);
+    bool by_rank = a.top_k > 0 && a.top_k < a.n;
+    if (!by_rank && a.top_p >= 1 && a.min_p <= 0) return draw_from_all(a.n, u, s);
+    keep_survivors(kernels, a, by_rank, s);
+    return s.ids.empty() ? static_cast<int32_t>(best) : draw_from_survivors(u, s);
+}
+
+void top_logprobs(const KernelTable& kernels, const TopLogprobsArgs& a, LogitsScratch& s) {
+    s.resize(a.n);
+    float max = clean(a.logits[kernels.argmax(a.logits, a.n)]);
+    kernels.shares(a.logits, a.n, max, 1.0f, s.shares.data(), s.sums.data());
+    double log_total = std::log(total(s.sums));
+    auto logprob = [&](int32_t id) {
+        return static_cast<float>(static_cast<double>(clean(a.logits[id])) - static_cast<double>(max) - log_total);
+    };
+    *a.chosen_logprob = logprob(a.chosen);
+    float mine = clean(a.logits[a.chosen]);
+    int32_t rank = 1;
+    for (int64_t i = 0; i < a.n; ++i) rank += clean(a.logits[i]) > mine;
+    for (int64_t i = 0; i < a.chosen; ++i) rank += clean(a.logits[i]) == mine;
+    *a.chosen_rank = rank;
+    if (a.num == 0) return;
+    float lowest = reached_by(kernels, a.logits, a.n, a.num, s.maxima);
+    s.ids.clear();
+    for (int64_t i = 0; i < a.n; ++i) {
+        if (clean(a.logits[i]) >= lowest) s.ids.push_back(static_cast<int32_t>(i));
+    }
+    std::partial_sort(s.ids.begin(), s.ids.begin() + a.num, s.ids.end(), Likelier{a.logits});
+    for (int64_t i = 0; i < a.num; ++i) {
+        a.ids[i] = s.ids[i];
+        a.logprobs[i] = logprob(s.ids[i]);
+    }
+}
+
+} // namespace octavo

@@ -1,0 +1,45 @@
+// One row of logits -> one token, or its log-probabilities. The specification is octavo/backends/reference/sampling.py: order
+// among equals by lowest id, NaN as minus infinity, one random number that is a function of (seed, position) alone.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels.hpp"
+
+namespace octavo {
+
+struct DrawArgs {
+    const float* logits;
+    int64_t n;
+    float temperature;
+    int32_t top_k;
+    float top_p, min_p;
+    uint64_t seed;
+    int64_t position;
+};
+
+struct TopLogprobsArgs {
+    const float* logits;
+    int64_t n;
+    int32_t chosen;
+    int64_t num;
+    float* chosen_logprob;
+    int32_t* chosen_rank;
+    int32_t* ids;    // [num]
+    float* logprobs; // [num]
+};
+
+// Memory that a thread keeps between rows.
+struct LogitsScratch {
+    std::vector<float> shares, maxima;
+    std::vector<double> sums;
+    std::vector<int32_t> ids;
+
+    void resize(int64_t n);
+};
+
+int32_t draw(const KernelTable& kernels, const DrawArgs& args, LogitsScratch& scratch);
+void top_logprobs(const KernelTable& kernels, const TopLogprobsArgs& args, LogitsScratch& scratch);
+
+} // namespace octavo

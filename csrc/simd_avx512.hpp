@@ -1,0 +1,92 @@
+// Sixteen floats in an AVX-512 register. Included inside the instruction set's own namespace.
+
+using Vec = __m512;
+constexpr int W = 16;
+constexpr int kLinearRows = 12, kLinearVecs = 2; // register tile of linear: rows x vectors of columns
+constexpr int kAttentionRows = 6, kAttentionVecs = 4;
+
+inline Vec vzero() { return _mm512_setzero_ps(); }
+inline Vec vset(float x) { return _mm512_set1_ps(x); }
+inline Vec vload(const float* p) { return _mm512_loadu_ps(p); }
+inline void vstore(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+inline Vec vload_n(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p); }
+inline void vstore_n(float* p, Vec v, int64_t n) { _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), v); }
+inline Vec vadd(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec vsub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+inline Vec vmul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec vdiv(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+inline Vec vfma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec vmax(Vec a, Vec b) { return _mm512_max_ps(a, b); } // the second where either is NaN
+inline Vec vmin(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline Vec vround(Vec a) { return _mm512_roundscale_ps(a, 8); }
+inline float vsum(Vec v) { return _mm512_reduce_add_ps(v); }
+inline float vmax_of(Vec v) { return _mm512_reduce_max_ps(v); }
+
+// 2^n for whole n in [-126, 127]
+inline Vec vpow2(Vec n) {
+    __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
+}
+
+// a where x >= y, else b (also where either is NaN)
+inline Vec vselect_ge(Vec x, Vec y, Vec a, Vec b) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, y, _CMP_GE_OQ), b, a);
+}
+
+// v in lanes [low, high), other elsewhere; bounds may lie outside the vector
+inline Vec vkeep(Vec v, int low, int high, Vec other) {
+    const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    __mmask16 keep = _mm512_cmp_epi32_mask(lane, _mm512_set1_epi32(low), _MM_CMPINT_NLT) &
+                     _mm512_cmp_epi32_mask(lane, _mm512_set1_epi32(high), _MM_CMPINT_LT);
+    return _mm512_mask_blend_ps(keep, other, v);
+}
+
+// W pairs of bf16: the first or the second of each
+inline Vec vfirst(const uint16_t* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }
+inline Vec vsecond(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+}
+
+inline Vec vload_bf16(const uint16_t* p) {
+    __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+// Round to nearest even; NaN stays NaN.
+inline void vstore_bf16(uint16_t* p, Vec v) {
+    __m512i bits = _mm512_castps_si512(v);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+    __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    __m512i result = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), rounded, quiet);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16)));
+}
+
+inline void vtranspose(Vec (&r)[W]) {
+    Vec a[W];
+    for (int i = 0; i < W; i += 2) {
+        a[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        a[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < W; i += 4) {
+        r[i] = _mm512_shuffle_ps(a[i], a[i + 2], 0x44);
+        r[i + 1] = _mm512_shuffle_ps(a[i], a[i + 2], 0xEE);
+        r[i + 2] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+        r[i + 3] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0xEE);
+    }
+    // r[4 g + j] now holds, in 128-bit lane l, column 4 l + j of rows 4 g .. 4 g + 3: a 4 x 4 transpose of lanes is left.
+    for (int j = 0; j < 4; ++j) {
+        Vec p = _mm512_shuffle_f32x4(r[j], r[j + 4], 0x88), q = _mm512_shuffle_f32x4(r[j + 8], r[j + 12], 0x88);
+        Vec s = _mm512_shuffle_f32x4(r[j], r[j + 4], 0xDD), t = _mm512_shuffle_f32x4(r[j + 8], r[j + 12], 0xDD);
+        a[j] = _mm512_shuffle_f32x4(p, q, 0x88);
+        a[j + 8] = _mm512_shuffle_f32x4(p, q, 0xDD);
+        a[j + 4] = _mm512_shuffle_f32x4(s, t, 0x88);
+        a[j + 12] = _mm512_shuffle_f32x4(s, t, 0xDD);
+    }
+    for (int i = 0; i < W; ++i) r[i] = a[i];
+}
+// The first or the second bf16 of each pair held in the bits of v.
+inline Vec vfirst_of(Vec v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(v), 16)); }
+inline Vec vsecond_of(Vec v) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+}

@@ -1,0 +1,85 @@
+// Four floats in the compiler's own vector type: SSE2 on x86-64, NEON on ARM. Included inside the namespace of its user.
+
+typedef float Vec __attribute__((vector_size(16)));
+typedef int32_t IntVec __attribute__((vector_size(16)));
+typedef uint32_t WordVec __attribute__((vector_size(16)));
+constexpr int W = 4;
+constexpr int kLinearRows = 4, kLinearVecs = 2;
+constexpr int kAttentionRows = 4, kAttentionVecs = 2;
+
+inline Vec vset(float x) { return Vec{x, x, x, x}; }
+inline Vec vzero() { return vset(0.0f); }
+inline Vec vload(const float* p) {
+    Vec v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+}
+inline void vstore(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
+inline Vec vload_n(const float* p, int64_t n) {
+    Vec v = vzero();
+    for (int64_t i = 0; i < n; ++i) v[i] = p[i];
+    return v;
+}
+inline void vstore_n(float* p, Vec v, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) p[i] = v[i];
+}
+inline Vec vadd(Vec a, Vec b) { return a + b; }
+inline Vec vsub(Vec a, Vec b) { return a - b; }
+inline Vec vmul(Vec a, Vec b) { return a * b; }
+inline Vec vdiv(Vec a, Vec b) { return a / b; }
+inline Vec vfma(Vec a, Vec b, Vec c) { return a * b + c; }
+inline Vec vmax(Vec a, Vec b) { return a > b ? a : b; } // the second where either is NaN
+inline Vec vmin(Vec a, Vec b) { return a < b ? a : b; }
+// To the nearest whole number, ties to even, for |a| < 2^22: adding 1.5 * 2^23 pushes the fraction out.
+inline Vec vround(Vec a) {
+    const Vec shift = vset(12582912.0f);
+    return (a + shift) - shift;
+}
+inline float vsum(Vec v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+inline float vmax_of(Vec v) {
+    float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
+    return a > b ? a : b;
+}
+
+// 2^n for whole n in [-126, 127]
+inline Vec vpow2(Vec n) { return reinterpret_cast<Vec>((__builtin_convertvector(n, IntVec) + 127) << 23); }
+
+// a where x >= y, else b (also where either is NaN)
+inline Vec vselect_ge(Vec x, Vec y, Vec a, Vec b) { return x >= y ? a : b; }
+
+// v in lanes [low, high), other elsewhere; bounds may lie outside the vector
+inline Vec vkeep(Vec v, int low, int high, Vec other) {
+    const IntVec lane = {0, 1, 2, 3};
+    return ((lane >= low) & (lane < high)) ? v : other;
+}
+
+inline WordVec vload_words(const uint16_t* p) {
+    WordVec v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+}
+// W pairs of bf16: the first or the second of each (in little-endian words)
+inline Vec vfirst(const uint16_t* p) { return reinterpret_cast<Vec>(vload_words(p) << 16); }
+inline Vec vsecond(const uint16_t* p) { return reinterpret_cast<Vec>(vload_words(p) & 0xFFFF0000u); }
+
+inline Vec vload_bf16(const uint16_t* p) {
+    WordVec v = {p[0], p[1], p[2], p[3]};
+    return reinterpret_cast<Vec>(v << 16);
+}
+
+// Round to nearest even; NaN stays NaN.
+inline void vstore_bf16(uint16_t* p, Vec v) {
+    WordVec bits = reinterpret_cast<WordVec>(v);
+    WordVec rounded = bits + ((bits >> 16) & 1) + 0x7FFF;
+    WordVec result = ((v == v) ? rounded : (bits | 0x400000u)) >> 16;
+    for (int i = 0; i < W; ++i) p[i] = static_cast<uint16_t>(result[i]);
+}
+
+inline void vtranspose(Vec (&r)[W]) {
+    Vec t[W];
+    for (int i = 0; i < W; ++i) t[i] = Vec{r[0][i], r[1][i], r[2][i], r[3][i]};
+    for (int i = 0; i < W; ++i) r[i] = t[i];
+}
+// The first or the second bf16 of each pair held in the bits of v.
+inline Vec vfirst_of(Vec v) { return reinterpret_cast<Vec>(reinterpret_cast<WordVec>(v) << 16); }
+inline Vec vsecond_of(Vec v) { return reinterpret_cast<Vec>(reinterpret_cast<WordVec>(v) & 0xFFFF0000u); }

@@ -1,0 +1,65 @@
+// A pool of threads that shares out the units of one op at a time. Units are claimed, so neighbours and odd core counts only
+// cost time; which thread computes a unit never changes its result. The caller takes part and never waits for a thread that
+// holds no unit. Threads spin for some tens of microseconds after an op, then sleep.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace octavo {
+
+class ThreadPool {
+public:
+    // cores: one to pin each further thread to, or empty. The caller's own thread is never pinned.
+    ThreadPool(int num_threads, const std::vector<int>& cores);
+    ~ThreadPool();
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+
+    int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+    // Calls body(unit, thread) for each unit in [0, count), thread in [0, size()). The body must not throw. One caller at a time.
+    template <class Body> void run(int64_t count, const Body& body) {
+        if (count <= 1 || workers_.empty()) {
+            for (int64_t i = 0; i < count; ++i) body(i, 0);
+            return;
+        }
+        submit(count, [](const void* b, int64_t unit, int thread) { (*static_cast<const Body*>(b))(unit, thread); }, &body);
+    }
+
+private:
+    using Call = void (*)(const void* body, int64_t unit, int thread);
+
+    void submit(int64_t count, Call call, const void* body);
+    bool work(uint32_t epoch, int thread);
+    void loop(int thread);
+
+    std::vector<std::thread> workers_;
+    // High half: the op's number; low half: units not yet claimed. A claim succeeds only on the op it was meant for, and an op
+    // cannot end while a claimed unit is unfinished, so the three fields below are stable for whoever holds a claim.
+    alignas(64) std::atomic<uint64_t> claims_{0};
+    Call call_ = nullptr;
+    const void* body_ = nullptr;
+    int64_t count_ = 0;
+    alignas(64) std::atomic<int64_t> finished_{0};
+    alignas(64) std::atomic<uint32_t> epoch_{0};
+    std::atomic<int> sleepers_{0};
+    std::atomic<bool> stopping_{false};
+};
+
+// Flush-to-zero and denormals-are-zero while it lives, as on the pool's threads: results do not depend on the path taken.
+class FlushDenormals {
+public:
+    FlushDenormals();
+    ~FlushDenormals();
+    FlushDenormals(const FlushDenormals&) = delete;
+    FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+private:
+    uint64_t saved_;
+};
+
+} // namespace octavo

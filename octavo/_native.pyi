@@ -1,0 +1,102 @@
+"""The native kernels. Arrays are C-contiguous numpy arrays; results lie in the device's arena until its next begin_step().
+
+Ops mean what ``octavo.backends.base.Ops`` says. Wrong types raise TypeError; wrong sizes and values out of range, ValueError.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+def cpu_features() -> dict[str, tuple[bool, str]]:
+    """Instruction set -> (usable here, why not), from the least to the most capable."""
+
+def dequantize(type: int, data: np.ndarray, out: np.ndarray, num_threads: int) -> None:
+    """Unpack GGUF blocks of ggml type ``type`` into float32, or into bfloat16 seen as uint16."""
+
+class PackedWeight:
+    """A matrix [rows, columns] in the form that ``Device.linear`` and ``Device.embedding`` read."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+class KVBlocks:
+    """Keys and values of every layer, on the device side and on the host side."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        num_host_blocks: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        bfloat16: bool,
+    ) -> None: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_host_blocks(self) -> int: ...
+
+class HeadShape:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None: ...
+
+class Device:
+    """One instruction set's kernels, a pool of threads and the arena of results. One caller at a time; others wait."""
+
+    def __init__(
+        self, isa: str, num_threads: int, *, cores: Sequence[int], act_bfloat16: bool, bfloat16: np.dtype[np.generic]
+    ) -> None:
+        """``cores``: one for each thread to be pinned to, or empty."""
+
+    @property
+    def isa(self) -> str: ...
+    @property
+    def num_threads(self) -> int: ...
+    def begin_step(self) -> None: ...
+    def pack(self, weight: np.ndarray) -> PackedWeight: ...
+    def embedding(self, ids: np.ndarray, table: PackedWeight) -> np.ndarray: ...
+    def linear(
+        self, x: np.ndarray, weight: PackedWeight, bias: np.ndarray | None, residual: np.ndarray | None
+    ) -> np.ndarray: ...
+    def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray: ...
+    def silu_and_mul(self, gate_up: np.ndarray) -> np.ndarray: ...
+    def gather_rows(self, x: np.ndarray, rows: np.ndarray) -> np.ndarray: ...
+    def head_norm(self, qkv: np.ndarray, weight: np.ndarray, shape: HeadShape, keys: bool, eps: float) -> None: ...
+    def rotary(self, qkv: np.ndarray, positions: np.ndarray, cos_sin: np.ndarray, shape: HeadShape) -> None: ...
+    def write_kv(self, cache: KVBlocks, layer: int, qkv: np.ndarray, slot_mapping: np.ndarray, shape: HeadShape) -> None: ...
+    def attention(
+        self,
+        cache: KVBlocks,
+        layer: int,
+        qkv: np.ndarray,
+        query_start: np.ndarray,
+        seq_lens: np.ndarray,
+        block_tables: np.ndarray,
+        shape: HeadShape,
+        scale: float,
+        window: int,
+    ) -> np.ndarray:
+        """window 0: none."""
+
+    def copy_blocks(self, cache: KVBlocks, swap_out: np.ndarray, swap_in: np.ndarray, copy: np.ndarray) -> None:
+        """Each int32[n, 2] of (source, target)."""
+
+    def argmax(self, logits: np.ndarray) -> np.ndarray: ...
+    def sample(
+        self,
+        logits: np.ndarray,
+        temperature: np.ndarray,
+        top_k: np.ndarray,
+        top_p: np.ndarray,
+        min_p: np.ndarray,
+        seeds: np.ndarray,
+        positions: np.ndarray,
+    ) -> np.ndarray: ...
+    def top_logprobs(
+        self, logits: np.ndarray, chosen: np.ndarray, num: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]: ...

@@ -1,0 +1,99 @@
+"""The CPU as a device: packed weights, a paged KV cache and ops that run on a pool of threads of ``octavo._native``.
+
+Owns the native device, and with it the threads and the memory of results. One step at a time: an op's result is overwritten
+after the next ``begin_step()``. Results are the same bits for any number of threads; they differ between instruction sets.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from octavo.backends.base import KVCacheSpec
+from octavo.backends.cpu.memory import available_memory
+from octavo.backends.cpu.ops import CpuOps
+from octavo.backends.cpu.topology import cores_to_pin, default_threads
+
+if TYPE_CHECKING:
+    from octavo import _native
+
+_DTYPES = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKVCache:
+    """Device blocks and host blocks; both are this machine's memory."""
+
+    spec: KVCacheSpec
+    num_blocks: int
+    num_host_blocks: int
+    blocks: "_native.KVBlocks"
+
+
+class CpuBackend:
+    """All of ``backends.base.Backend``.
+
+    Args:
+        compute_dtype: "bfloat16" or "float32": of weights and of activations. Sums are float32 in either case.
+        isa: "auto" for the most capable usable instruction set, or one of ``_native.cpu_features()``; "amx_emulated" computes
+            as "amx" would, slowly, on any machine.
+        num_threads: None: one for each core that affinity and control group allow.
+
+    Raises:
+        ValueError: an unknown dtype, an instruction set that this machine cannot run, or no threads.
+    """
+
+    def __init__(self, *, compute_dtype: str = "bfloat16", isa: str = "auto", num_threads: int | None = None) -> None:
+        from octavo import _native
+
+        _check_dtype("compute_dtype", compute_dtype)
+        threads = default_threads() if num_threads is None else num_threads
+        self._native = _native
+        self._device = _native.Device(
+            isa,
+            threads,
+            cores=cores_to_pin(threads),
+            act_bfloat16=compute_dtype == "bfloat16",
+            bfloat16=np.dtype(ml_dtypes.bfloat16),
+        )
+        self.compute_dtype = compute_dtype
+        self.isa: str = self._device.isa
+        self.num_threads: int = self._device.num_threads
+        self.ops = CpuOps(self._device, _native.HeadShape)
+        self.begin_step = self._device.begin_step
+
+    def describe(self) -> str:
+        threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
+        return f"cpu, {self.isa}, {threads}, {self.compute_dtype}"
+
+    def weight(self, layout: Any) -> "_native.PackedWeight":
+        """Packed for ``linear`` and ``embedding``, rounded to the compute dtype; the layout's array is not kept."""
+        return self._device.pack(np.ascontiguousarray(layout.array))
+
+    def tensor(self, array: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(array, np.int32 if array.dtype.kind in "iu" else np.float32)
+
+    def to_host(self, array: np.ndarray) -> np.ndarray:
+        return np.array(array)
+
+    def kv_cache(self, spec: KVCacheSpec, *, num_blocks: int, num_host_blocks: int) -> CpuKVCache:
+        _check_dtype("KV cache dtype", spec.dtype)
+        blocks = self._native.KVBlocks(
+            num_layers=spec.num_layers,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            block_size=spec.block_size,
+            bfloat16=spec.dtype == "bfloat16",
+        )
+        return CpuKVCache(spec, num_blocks, num_host_blocks, blocks)
+
+    def available_memory(self) -> int:
+        return available_memory()
+
+
+def _check_dtype(name: str, dtype: str) -> None:
+    if dtype not in _DTYPES:
+        raise ValueError(f"{name} must be one of {', '.join(_DTYPES)}, not {dtype!r}")
