@@ -13,8 +13,7 @@ import socket
 import sys
 import time
 import traceback
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from octavo.config import ConfigError, EngineConfig
 from octavo.server.app import build_app
@@ -22,6 +21,7 @@ from octavo.server.engine_handle import EngineProcess
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.http_server import make_server
 from octavo.server.listen import url_of
+from octavo.server.main import Started
 from octavo.server.options import ServerOptions
 from octavo.server.request_log import Log, LogBridge
 from octavo.server.service import Frontend, Service
@@ -29,6 +29,9 @@ from octavo.server.startup import startup_lines
 from octavo.server.status import Status
 from octavo.server.supervisor import Supervisor
 from octavo.server.wire import Ready
+
+if TYPE_CHECKING:
+    from octavo import build
 
 _POLL = 0.02
 _LAST_WORDS = 0.2
@@ -46,8 +49,8 @@ class Lifecycle:
         self._log = Log.to(sys.stderr, options.log_format)
         self._signals = 0
 
-    async def run(self, engine: EngineProcess, spawner: concurrent.futures.ThreadPoolExecutor) -> int:
-        """Serves until a signal or a fault. Returns the exit status."""
+    async def run(self, started: "concurrent.futures.Future[Started]", spawner: concurrent.futures.ThreadPoolExecutor) -> int:
+        """Serves until a signal or a fault. ``started`` is the first engine process. Returns the exit status."""
         self._status = Status()
         self._stop = asyncio.Event()
         self._engine_ready: asyncio.Future[tuple[Ready, EngineProcess]] = asyncio.get_running_loop().create_future()
@@ -68,7 +71,7 @@ class Lifecycle:
         self._http = make_server(build_app(self._service), self._options)
         self._catch_signals()
         serving = asyncio.create_task(self._http.serve(sockets=[self._sock]))
-        loading = asyncio.create_task(self._load(engine))
+        loading = asyncio.create_task(self._load(started))
         exit_status = await self._until_told(loading)
         self._http.should_exit = True
         loading.cancel()
@@ -90,16 +93,12 @@ class Lifecycle:
             os._exit(0)
         self._stop.set()
 
-    async def _load(self, engine: EngineProcess) -> None:
+    async def _load(self, started: "concurrent.futures.Future[Started]") -> None:
         """Until a request could be answered. Raises ``ConfigError`` when none ever will."""
-        from octavo import build
-        from octavo.weights.hub import resolve_model
-
         self._status.loading("finding the model", 0.0)
-        path = await asyncio.to_thread(resolve_model, self._config.model, revision=self._config.revision)
-        config = msgspec.structs.replace(self._config, model=str(path))
+        engine, config = await asyncio.wrap_future(started)
         await self._supervisor.attach(engine, config)
-        front = await asyncio.to_thread(build.open_frontend, config)
+        front = await asyncio.to_thread(_open_frontend, config)
         self._service.frontend = Frontend.build(
             front.tokenizer, front.model_config, max_model_len=front.max_model_len, config=config
         )
@@ -161,6 +160,12 @@ class Lifecycle:
         deadline = time.monotonic() + _LAST_WORDS
         while self._http.server_state.tasks and time.monotonic() < deadline:
             await asyncio.sleep(_POLL)
+
+
+def _open_frontend(config: EngineConfig) -> "build.Frontend":
+    from octavo import build
+
+    return build.open_frontend(config)
 
 
 def _fault(error: BaseException) -> tuple[int, str]:

@@ -8,12 +8,19 @@ import concurrent.futures
 import contextlib
 import os
 import sys
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
 
 from octavo.config import ConfigError, EngineConfig
 from octavo.server.exit_codes import BAD_CONFIG, PORT_IN_USE
 from octavo.server.listen import PortError, bind
 from octavo.server.options import ServerOptions
 
+if TYPE_CHECKING:
+    from octavo.server.engine_handle import EngineProcess
+
+Started: TypeAlias = "tuple[EngineProcess, EngineConfig]"
 API_NICENESS = 5
 """The API process gives way to compute: a token computed late delays everyone, a token sent late delays one."""
 
@@ -21,7 +28,7 @@ API_NICENESS = 5
 def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -> int:
     """Serves until told to stop. ``process_start`` is when this process began, on the monotonic clock.
 
-    Returns the exit status; what goes wrong is one line on stderr.
+    Returns the exit status when it cannot begin, and ends the process when it has; what goes wrong is one line on stderr.
     """
     try:
         options.check()
@@ -30,11 +37,9 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
         print(f"octavo: error: {error}", file=sys.stderr, flush=True)
         return BAD_CONFIG if isinstance(error, ConfigError) else PORT_IN_USE
 
-    from octavo.server.engine_handle import EngineProcess
-
     # One thread starts all engine processes. It exists before this one lowers its priority, and children inherit from it.
     spawner = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="spawner")
-    engine = spawner.submit(EngineProcess.spawn).result()
+    started = spawner.submit(_start_engine, config)
     with contextlib.suppress(OSError):
         os.nice(API_NICENESS)
 
@@ -45,4 +50,25 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
     from octavo.server.lifecycle import Lifecycle
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Lifecycle(config, options, sock=sock, process_start=process_start).run(engine, spawner))
+        status = runner.run(Lifecycle(config, options, sock=sock, process_start=process_start).run(started, spawner))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # a download or a long tokenization may still run in a thread, and nobody waits for it
+
+
+def _start_engine(config: EngineConfig) -> Started:
+    """An engine process that has been told what to load, the model fetched first if need be. Raises ``ConfigError``."""
+    from octavo.server.engine_handle import EngineProcess
+    from octavo.server.wire import Load, frame
+
+    engine = EngineProcess.spawn()
+    try:
+        from octavo.weights.hub import resolve_model
+
+        path = resolve_model(config.model, revision=config.revision)
+        resolved = msgspec.structs.replace(config, model=str(path))
+        engine.sock.sendall(frame(Load(resolved)))
+    except BaseException:
+        engine.process.kill()
+        raise
+    return engine, resolved

@@ -13,7 +13,7 @@ def startup_lines(model: str, ready: Ready, *, process_start: float, spawned_at:
     times = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items() if seconds >= _SHOWN)
     return [
         f"model {model}: {facts.architecture}, {facts.num_layers} layers, {ready.dtype}, context {ready.max_model_len}",
-        f"backend {ready.backend}, instruction set {ready.isa}",
+        f"backend {ready.backend} (instruction set {ready.isa})",
         f"# device blocks: {ready.num_device_blocks}, # host blocks: {ready.num_host_blocks} of {ready.block_size} tokens: "
         f"{fit:.1f} requests of {ready.max_model_len} tokens fit at once",
         f"start-up {now - process_start:.2f} s: {times}",

@@ -102,14 +102,13 @@ class Supervisor:
     # the process
 
     async def attach(self, engine: EngineProcess, config: EngineConfig) -> None:
-        """Connects to a process that has just been started and tells it what to load."""
+        """Connects to a process that has been told to load ``config``, which a successor will be told too."""
         self._config, self._engine, self._fatal = config, engine, None
         self._status.loading("loading", 0.0)
         loop = asyncio.get_running_loop()
         _, self._connection = await loop.create_unix_connection(
             lambda: Connection(self._on_message, self._on_lost), sock=engine.sock
         )
-        self._send(Load(config))
 
     async def close(self) -> None:
         """Ends the engine process: politely, then not."""
@@ -199,7 +198,9 @@ class Supervisor:
             self._give_up(ENGINE_FAULT, f"the engine failed {CRASHES} times within {CRASH_WINDOW:g} s, last: {reason}")
             return
         self._log.error("engine_crash", f"the engine stopped ({reason}); starting it again")
-        await self.attach(await loop.run_in_executor(self._spawner, EngineProcess.spawn), config)
+        successor = await loop.run_in_executor(self._spawner, EngineProcess.spawn)
+        await self.attach(successor, config)
+        self._send(Load(config))
 
     def _give_up(self, exit_status: int, message: str) -> None:
         self._table.fail_all(errors.engine_restarted())
