@@ -71,6 +71,8 @@ typedef uint16_t Input;
 typedef float Input;
 #endif
 
+constexpr int64_t kPrefetch = 2 * 2 * kTileElements; // ahead in the stream of weights; jumps between tiles hide it from hardware
+
 // acc[r][v] += the pair of inputs at k of each row times the pair row at w.
 template <int R, int V>
 inline __attribute__((always_inline)) void accumulate_pair(Vec (&acc)[R][V], const Input* const (&x)[R], int64_t k,
@@ -122,7 +124,9 @@ inline __attribute__((always_inline)) void multiply_bf16(const LinearArgs& a, in
     int64_t steps = a.k / kDepthStep, k = 0;
     for (int64_t step = 0; step < steps; ++step, k += kDepthStep) {
         for (int pair = 0; pair < kDepthStep / 2; ++pair) {
-            accumulate_pair<R, V>(acc, x, k + 2 * pair, w, step * 2 * kTileElements + pair * 32);
+            const int64_t at = step * 2 * kTileElements + pair * 32;
+            for (int v = 0; v < V; ++v) __builtin_prefetch(w[v] + at + kPrefetch);
+            accumulate_pair<R, V>(acc, x, k + 2 * pair, w, at);
         }
     }
     const int64_t base = steps * 2 * kTileElements;
