@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.detokenizer import TextStream
+from octavo.detokenizer import TextStream, _StopString
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer import Tokenizer
 from tests.tokenizer.small import byte_level_metadata, sentencepiece_metadata
@@ -207,3 +207,28 @@ def test_a_token_costs_its_own_text_only(monkeypatch: pytest.MonkeyPatch) -> Non
     assert begun < 10
     held: Any = text._held
     assert len(held) < len("never there")
+
+
+@pytest.mark.parametrize("stop", ["a", "ab", "aab", "abab", "aaba", "abaab", "bbb"])
+def test_every_short_text_is_searched_like_find(stop: str) -> None:
+    """All texts of eight letters a and b, letter by letter and in two halves."""
+    for number in range(2**8):
+        text = f"{number:08b}".replace("0", "a").replace("1", "b")
+        expected = text.find(stop) + len(stop) if stop in text else None
+        for parts in (list(text), [text[:3], text[3:]], [text]):
+            finder, before, found = _StopString(stop), 0, None
+            for part in parts:
+                end = finder.feed(part, report=True)
+                if end is not None:
+                    found = before + end
+                    break
+                before += len(part)
+            assert found == expected
+
+
+def test_a_character_that_the_prompt_began_is_completed() -> None:
+    tokenizer = tokenizer_of("sentencepiece")
+    ids = tokenizer.encode("x\U0010abcd", add_special_tokens=False)
+    for cut in (1, 2, 3):
+        text = TextStream(tokenizer, SamplingParams(), [*ids[:-cut], tokenizer.eos_token_id or 0])
+        assert text.push(ids[-cut:]) == "\U0010abcd"

@@ -71,6 +71,15 @@ def test_sentencepiece_vocabulary_encodes_like_sentencepiece() -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_sentencepiece_scores_count_and_not_the_order_of_the_vocabulary() -> None:
+    fixture = sentencepiece_fixture()
+    order = [*range(260), *np.random.default_rng(0).permutation(range(260, len(fixture["tokens"]))).tolist()]
+    shuffled = {key: [fixture[key][i] for i in order] for key in ("tokens", "scores", "token_type")}
+    tokenizer = Tokenizer.from_gguf(sentencepiece_metadata(**shuffled))
+    for text, ids, _ in fixture["cases"]:
+        assert [order[i] for i in tokenizer.encode(text, add_special_tokens=False)] == ids
+
+
 def test_sentencepiece_options() -> None:
     plain = Tokenizer.from_gguf(sentencepiece_metadata(add_space_prefix=False, add_bos_token=False, add_eos_token=True))
     ids = plain.encode(" a b")
