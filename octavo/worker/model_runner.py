@@ -10,7 +10,8 @@ import numpy as np
 
 from octavo.backends.base import Array, Backend, Batch, KVCache
 from octavo.models import Model
-from octavo.sampling.sampler import Sampler, SampleRow
+from octavo.sampling.sampler import INVALID_TOKEN, Sampler, SampleRow
+from octavo.sampling.verify import draft_rows, num_accepted
 from octavo.sampling_params import SamplingParams
 from octavo.step import (
     BlockCopies,
@@ -21,6 +22,10 @@ from octavo.step import (
     TokenLogprobs,
 )
 from octavo.worker.batch import sampled_rows, step_arrays
+
+
+NO_LOGPROBS = TokenLogprobs(INVALID_TOKEN, float("-inf"), 0, [], [])
+"""In the place of a draw that failed, so that the draws beside it keep theirs; never delivered."""
 
 
 class ModelRunner:
@@ -101,12 +106,14 @@ class ModelRunner:
             count = len(seq.sample_rows) + seq.num_drafts if seq.sample_rows else 0
             mine = drawn[next_draw : next_draw + count]
             if seq.num_drafts:
-                mine = accepted(seq.token_ids[len(seq.token_ids) - seq.num_drafts :], mine)
-            if seq.sample_rows:
-                self._last_token[list(seq.sample_rows)] = mine if not seq.num_drafts else mine[-1]
+                mine = mine[: num_accepted(_drafts(seq), mine)]
+            # A row without a token ends at commit; until then a plan in flight may still compute something harmless for it.
+            for row, token in zip(seq.sample_rows, mine[-len(seq.sample_rows) :], strict=False):
+                self._last_token[row] = max(token, 0)
             tokens.append(mine)
             wants = seq.num_logprobs is not None and count
-            logprobs.append([e for e in drawn_logprobs[next_draw : next_draw + len(mine)] if e is not None] if wants else None)
+            entries = drawn_logprobs[next_draw : next_draw + len(mine)]
+            logprobs.append([entry or NO_LOGPROBS for entry in entries] if wants else None)
             next_draw += count
         return tokens, logprobs if any(logprobs) else None
 
@@ -131,28 +138,22 @@ def _draws(seq: ScheduledSequence, first: int) -> list[SampleRow]:
     if seq.params is None:
         raise ValueError(f"sequence {seq.seq_id} is to be sampled but has no parameters")
     position = seq.start + len(seq.token_ids) - seq.num_drafts
-    verified = [(i, seq.seeds[0]) for i in range(seq.num_drafts + 1)]
-    steps = verified if seq.num_drafts else [(0, seed) for seed in seq.seeds]
-    return [
+    rows = [
         SampleRow(
-            logits_row=first + offset,
+            logits_row=first,
             params=seq.params,
             seed=seed,
-            position=position + offset,
-            num_output_tokens=position + offset - seq.prompt_len,
+            position=position,
+            num_output_tokens=position - seq.prompt_len,
             history=seq.history,
             prompt_len=seq.prompt_len,
             bad_words_token_ids=seq.bad_words_token_ids,
             num_logprobs=seq.num_logprobs,
         )
-        for offset, seed in steps
+        for seed in seq.seeds
     ]
+    return draft_rows(rows[0], _drafts(seq)) if seq.num_drafts else rows
 
 
-def accepted(drafts: list[int], drawn: list[int]) -> list[int]:
-    """Of k + 1 draws: those up to and including the first that differs from its draft. Each draw is what decoding without
-    drafts would have drawn at its position, so speculation never changes an output."""
-    for i, draft in enumerate(drafts):
-        if drawn[i] != draft:
-            return drawn[: i + 1]
-    return drawn
+def _drafts(seq: ScheduledSequence) -> list[int]:
+    return seq.token_ids[len(seq.token_ids) - seq.num_drafts :]
