@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "build": {"engine", "executor", "memory", "worker", "models", "layers", "weights", "quant", "backends", "tokenizer"},
     "llm": {"build", *TEXT},
     "bench": {"build", *TEXT},
-    "server": {"build", *TEXT},
+    "server": {"build", "weights", *TEXT},
     "commands": {"build", "llm", "bench", "server", "backends", "weights", "_native", *TEXT},
     "cli": {"build", "llm", "bench", "server", "commands", "backends", "weights", "_native", *TEXT},
     "__init__": {"llm", *TEXT},

@@ -14,7 +14,7 @@ import msgspec
 
 from octavo.server.wire import FrameReader, FromEngine, ToEngine, WireError, frame, from_engine_decoder
 
-_EXIT_SECONDS = 5.0
+_EXIT_SECONDS = 2.0
 
 
 class EngineProcess(msgspec.Struct, frozen=True):

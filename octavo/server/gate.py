@@ -77,7 +77,7 @@ class Gate:
             raise error
         body = answer.body()
         headers = {"content-type": "application/json", "content-length": str(len(body)), **answer.headers}
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await passage.send({"type": "http.response.start", "status": answer.status, "headers": raw})
         await passage.send({"type": "http.response.body", "body": body})
 

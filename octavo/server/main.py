@@ -63,12 +63,18 @@ def _start_engine(config: EngineConfig) -> Started:
 
     engine = EngineProcess.spawn()
     try:
-        from octavo.weights.hub import resolve_model
-
-        path = resolve_model(config.model, revision=config.revision)
-        resolved = msgspec.structs.replace(config, model=str(path))
+        resolved = _resolved(config)
         engine.sock.sendall(frame(Load(resolved)))
     except BaseException:
         engine.process.kill()
         raise
     return engine, resolved
+
+
+def _resolved(config: EngineConfig) -> EngineConfig:
+    """``config`` with a model that is here, fetched if need be. A name that is found again at once stays, for messages."""
+    from octavo.weights.demo import DEMO_MODELS
+    from octavo.weights.hub import resolve_model
+
+    path = resolve_model(config.model, revision=config.revision)
+    return config if config.model in DEMO_MODELS else msgspec.structs.replace(config, model=str(path))

@@ -51,6 +51,7 @@ _UNSUPPORTED = (
     "functions",
     "function_call",
     "audio",
+    "web_search_options",
 )
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {}, 0)
 _FORBIDDEN_IN_SALT = frozenset("@/\\\0")

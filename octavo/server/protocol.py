@@ -65,6 +65,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     service_tier: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prediction: Any = None
     session_id: Any = None
 
     # not served: refused when they ask for something
@@ -140,6 +142,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
+    web_search_options: Any = None
     audio: Any = None
 
 

@@ -1,0 +1,129 @@
+"""The commands at work: doctor, generate, bench and chat, in process and against a server."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo import cli
+from octavo.commands import chat
+from tests.server.tiny import RunningServer, write_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def url(model: str) -> Iterator[str]:
+    server = RunningServer(model, "--served-model-name", "tiny", "--api-key", "key").wait_ready()
+    yield f"{server.url}/v1"
+    server.kill()
+
+
+def test_doctor_says_what_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for words in ("compute threads", "GiB of memory available", "generic", "chosen: ", "cache: ", "smollm2: ", "numpy "):
+        assert words in out
+    for line in out.splitlines():
+        assert "not usable" not in line or line.partition("not usable: ")[2], "a set that is not usable says why"
+
+
+def test_generate_prints_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", model, "-p", "one", "-p", "two", "--temperature", "0", "--max-tokens", "8", "--swap-space", "0"]
+    assert cli.main([*arguments, "--json", "--n", "2"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["prompt"] for line in lines] == ["one", "two"]
+    assert all(len(set(line["texts"])) == 1 and len(line["texts"]) == 2 for line in lines)
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().out == "".join(f"{line['texts'][0]}\n" for line in lines)
+
+
+def test_generate_reads_standard_input(model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one"))
+    assert cli.main(["generate", model, "--max-tokens", "4", "--swap-space", "0"]) == 0
+    assert capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert cli.main(["generate", model]) == 64
+
+
+def test_bench_prints_its_numbers(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--num-prompts", "2", "--input-len", "8", "--output-len", "4", "--repeat", "1", "--swap-space", "0", "--json"]
+    assert cli.main(["bench", "throughput", "--model", model, *flags]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {"output_tokens_per_s", "seconds", "kv_blocks_peak", "token_slots_used_fraction"} <= set(result)
+
+
+def test_chat_in_this_process(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["chat", model, "--quick", "hello", "--max-tokens", "5", "--temperature", "0", "--swap-space", "0"]) == 0
+    assert len(capsys.readouterr().out) > 1
+
+
+def test_chat_with_a_server_is_the_same_chat(model: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    say = ["--quick", "hello", "--max-tokens", "12", "--temperature", "0"]
+    assert cli.main(["chat", model, *say, "--swap-space", "0"]) == 0
+    here = capsys.readouterr().out
+    assert cli.main(["chat", "--url", url, "--api-key", "key", *say]) == 0
+    assert capsys.readouterr().out == here
+
+
+def test_a_servers_refusal_is_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["chat", "--url", url, "--quick", "hello"]) == 64
+    assert "answered 401" in capsys.readouterr().err
+    assert cli.main(["chat", "other", "--url", url, "--api-key", "key", "--quick", "hello"]) == 64
+    assert "does not exist" in capsys.readouterr().err
+
+
+class Echo:
+    """Answers with how many messages it has heard; the third time it is interrupted."""
+
+    def __init__(self) -> None:
+        self.heard: list[list[dict[str, str]]] = []
+        self.closed = 0
+
+    def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
+        self.heard.append([dict(message) for message in messages])
+        try:
+            yield f"{len(messages)} "
+            if len(self.heard) == 3:
+                raise KeyboardInterrupt
+            yield "messages"
+        finally:
+            self.closed += 1
+
+
+def test_a_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = iter(["one", "", "two", "three", "/reset", "four", "/quit", "never"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    partner = Echo()
+    opening = [{"role": "system", "content": "be brief"}]
+    assert chat._converse(partner, opening) == 0
+    assert capsys.readouterr().out.splitlines() == ["2 messages", "4 messages", "6  [stopped]", "2 messages"]
+    assert [message["content"] for message in partner.heard[2]] == [
+        "be brief",
+        "one",
+        "2 messages",
+        "two",
+        "4 messages",
+        "three",
+    ]
+    assert partner.heard[3] == [*opening, {"role": "user", "content": "four"}]
+    assert partner.closed == 4
+
+
+def test_the_end_of_input_ends_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", no_more)
+    assert chat._converse(Echo(), []) == 0
+
+
+def test_generate_with_a_broken_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = write_tiny_llama(tmp_path / "m", architectures=["FooForCausalLM"], model_type="foo")
+    assert cli.main(["generate", str(directory), "-p", "x"]) == 64
+    assert "FooForCausalLM" in capsys.readouterr().err

@@ -1,0 +1,218 @@
+"""Flags and environment variables: every field has one, each value arrives, each mistake is one line and status 64."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from octavo import cli
+from octavo.bench.throughput import ThroughputOptions
+from octavo.commands import COMMANDS, bench, chat, flags, generate, serve
+from octavo.config import ConfigError, EngineConfig
+from octavo.server.options import ServerOptions
+
+EXAMPLES: dict[str, tuple[str, Any]] = {
+    "model": ("smollm2", "smollm2"),
+    "tokenizer": ("dir", "dir"),
+    "revision": ("main", "main"),
+    "load_format": ("gguf", "gguf"),
+    "dtype": ("float32", "float32"),
+    "kv_cache_dtype": ("bfloat16", "bfloat16"),
+    "max_model_len": ("8K", 8192),
+    "max_num_seqs": ("3", 3),
+    "max_num_batched_tokens": ("1.5k", 1500),
+    "enable_chunked_prefill": ("false", False),
+    "block_size": ("32", 32),
+    "enable_prefix_caching": ("0", False),
+    "gpu_memory_utilization": ("0.5", 0.5),
+    "kv_cache_memory_bytes": ("2G", 2 << 30),
+    "num_gpu_blocks_override": ("7", 7),
+    "swap_space": ("0.25", 0.25),
+    "preemption_mode": ("swap", "swap"),
+    "scheduling_policy": ("priority", "priority"),
+    "async_scheduling": ("no", False),
+    "spec_method": ("ngram", "ngram"),
+    "spec_tokens": ("2", 2),
+    "max_logprobs": ("5", 5),
+    "seed": ("-9", -9),
+    "backend": ("reference", "reference"),
+    "isa": ("avx2", "avx2"),
+    "num_threads": ("2", 2),
+    "chat_template": ("file.jinja", "file.jinja"),
+    "host": ("::1", "::1"),
+    "port": ("0", 0),
+    "api_key": ("a", ("a",)),
+    "insecure_no_auth": ("yes", True),
+    "served_model_name": ("m", ("m",)),
+    "drain_timeout": ("1.5", 1.5),
+    "strict": ("TRUE", True),
+    "log_format": ("json", "json"),
+    "enable_prompt_tokens_details": ("on", True),
+    "max_num_queued_reqs": ("9", 9),
+    "max_body_bytes": ("1M", 1 << 20),
+    "max_header_bytes": ("32K", 32768),
+    "max_json_depth": ("10", 10),
+    "max_messages": ("4", 4),
+    "max_prompts": ("5", 5),
+    "write_timeout": ("2", 2.0),
+    "read_timeout": ("3", 3.0),
+}
+FIELDS = [(struct, field) for struct in (EngineConfig, ServerOptions) for field in flags.fields_of(struct)]
+
+
+def parse(arguments: list[str], struct: type[Any], environment: dict[str, str] | None = None) -> Any:
+    parsed = serve.parser().parse_args(arguments)
+    flags.take_model(parsed)
+    return flags.configure(struct, parsed, environment or {"OCTAVO_MODEL": "m"})
+
+
+@pytest.mark.parametrize(("struct", "field"), FIELDS, ids=lambda value: getattr(value, "name", ""))
+def test_every_field_is_a_flag_and_a_variable_and_is_explained(struct: type[Any], field: flags.Field) -> None:
+    text, value = EXAMPLES[field.name]
+    switch = field.flag if value else f"--no-{field.flag[2:]}"
+    arguments = [switch if field.kind == "bool" else f"{field.flag}={text}"]
+    assert getattr(parse(arguments, struct), field.name) == value
+    assert getattr(parse([], struct, {"OCTAVO_MODEL": "m", f"OCTAVO_{field.name.upper()}": text}), field.name) == value
+    assert field.help, "the description of a field is the help of its flag"
+    assert field.flag in serve.parser().format_help()
+
+
+def test_defaults_are_those_of_the_types() -> None:
+    assert parse([], EngineConfig) == EngineConfig(model="m")
+    assert parse([], ServerOptions) == ServerOptions()
+
+
+def test_a_flag_wins_over_the_environment() -> None:
+    assert parse(["--port", "1"], ServerOptions, {"OCTAVO_PORT": "2"}).port == 1
+
+
+def test_several_keys_and_names() -> None:
+    options = parse(["--api-key", "a", "b", "--api-key", "c"], ServerOptions)
+    assert options.api_key == ("a", "b", "c")
+    assert parse([], ServerOptions, {"OCTAVO_API_KEY": "a, b"}).api_key == ("a", "b")
+
+
+def test_the_model_is_positional_or_a_flag() -> None:
+    assert parse(["one"], EngineConfig).model == parse(["--model", "one"], EngineConfig).model == "one"
+    with pytest.raises(ConfigError, match="two models"):
+        parse(["one", "--model", "two"], EngineConfig)
+    with pytest.raises(ConfigError, match="which model"):
+        parse([], EngineConfig, {"X": "y"})
+
+
+@pytest.mark.parametrize("text", ["-1", "auto"])
+def test_max_model_len_of_the_model(text: str) -> None:
+    assert parse([f"--max-model-len={text}"], EngineConfig).max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--port", "99999"], "--port: expected int <= 65535"),
+        (["--port", "x"], "--port: 'x' is not a whole number"),
+        (["--drain-timeout", "-1"], "--drain-timeout: expected float >= 0"),
+        (["--log-format", "xml"], "--log-format: 'xml' is not one of auto, json, text"),
+    ],
+)
+def test_bad_values_name_their_flag(arguments: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(arguments, ServerOptions)
+    assert words in str(caught.value)
+
+
+def test_bad_variables_name_themselves() -> None:
+    with pytest.raises(ConfigError, match="OCTAVO_STRICT: 'maybe' is not true or false"):
+        parse([], ServerOptions, {"OCTAVO_STRICT": "maybe"})
+
+
+def test_unknown_variables_are_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
+    flags.warn_of_unknown({"OCTAVO_PROT": "1", "OCTAVO_ZZZ": "1", "OCTAVO_PORT": "1", "PATH": ""}, ServerOptions)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "octavo: warning: OCTAVO_PROT sets nothing; did you mean OCTAVO_PORT?"
+    assert second == "octavo: warning: OCTAVO_ZZZ sets nothing"
+
+
+def test_the_bench_has_a_flag_for_every_option() -> None:
+    ours = {field.name: field.default for field in flags.fields_of(bench.BenchOptions)}
+    assert ours == {field.name: field.default for field in msgspec.structs.fields(ThroughputOptions)}
+
+
+@pytest.mark.parametrize("module", [serve, chat, generate, bench])
+def test_help_explains_every_flag(module: Any) -> None:
+    for action in module.parser()._actions:
+        assert action.help, action.option_strings
+
+
+def test_kinds_of_fields() -> None:
+    class Sample(msgspec.Struct):
+        plain: int = 1
+        deep: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="words")] = None
+
+    plain, deep = flags.fields_of(Sample)
+    assert (plain.kind, plain.optional) == ("int", False)
+    assert (deep.kind, deep.optional, deep.help) == ("int", True, "words")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--help"], 0, "octavo COMMAND --help"),
+        (["help"], 0, "serve"),
+        (["--version"], 0, "octavo 0.1.0"),
+        ([], 64, "commands:"),
+        (["bench", "--help"], 0, "throughput"),
+        (["bench"], 64, "throughput"),
+    ],
+)
+def test_the_top_level(arguments: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == status
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["serve", "m", "--port", "x"],
+        ["bench", "nonsense"],
+        ["generate", "no-such-model", "-p", "x"],
+        ["chat", "--url", "ftp://x"],
+        ["chat", "--url", "http://127.0.0.1:1/v1"],
+        ["bench", "throughput", "no-such-model"],
+        ["generate", "m", "-p", "x", "--n", "0"],
+    ],
+)
+def test_mistakes_are_one_line_and_64(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 64
+    captured = capsys.readouterr()
+    assert captured.out == "" and len(captured.err.splitlines()) == 1
+
+
+def test_unknown_flags_are_one_line_and_64(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["serve", "m", "--nonsense"])
+    assert caught.value.code == 64 and len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from octavo import cli; cli.main(['--help']);"
+        "heavy = {'numpy', 'starlette', 'uvicorn', 'asyncio', 'tokenizers', 'msgspec', 'argparse'};"
+        "print(heavy & set(sys.modules), file=sys.stderr)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert ended.stderr.strip() == "set()"
+    for name, (module, _) in COMMANDS.items():
+        assert f"  {name}" in ended.stdout and module.startswith("octavo.commands.")
+
+
+def test_the_start_of_the_process_is_in_the_past() -> None:
+    import time
+
+    started = cli._process_start()
+    assert 0 < time.monotonic() - started < 3600 * 24

@@ -1,0 +1,290 @@
+"""The engine process's loop and the supervisor's table, each with a script on the other side."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from octavo.metrics import EngineStats, Histogram, continued
+from octavo.outputs import TokenDelta
+from octavo.request import Request
+from octavo.sampling_params import ParameterError, SamplingParams
+from octavo.server import errors, wire
+from octavo.server.engine_client import Mailbox, RequestTable
+from octavo.server.engine_process import Channel, EngineLoop
+from octavo.server.status import STALL_SECONDS, Status
+from octavo.server.wire import Abort, Add, FrameReader, Refused, Shutdown, Step, WireError, frame
+
+
+def request(name: str, n: int = 1) -> Request:
+    return Request(id=name, prompt_token_ids=[1], params=SamplingParams(n=n), seed=1, arrival_time=0.0)
+
+
+def delta(name: str, branch: int = 0, *, last: bool = False) -> TokenDelta:
+    return TokenDelta(request_id=name, branch=branch, token_ids=[7], finish_reason="stop" if last else None)
+
+
+class CountingEngine:
+    """Two tokens for every request; ``never`` can never fit and ``broken`` raises something else."""
+
+    def __init__(self) -> None:
+        self.left: dict[str, int] = {}
+        self.aborted: list[str] = []
+        self.idle_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.left)
+
+    def add(self, request: Request) -> None:
+        if request.id == "never":
+            raise ParameterError("needs 9 blocks, there are 4", param="max_tokens")
+        if request.id == "broken":
+            raise RuntimeError("internal detail")
+        self.left[request.id] = 2
+
+    def abort(self, request_id: str, branch: int | None = None) -> None:
+        self.aborted.append(request_id)
+        self.left.pop(request_id, None)
+
+    def step(self) -> list[TokenDelta]:
+        self.idle_steps += not self.left
+        found = []
+        for name in list(self.left):
+            self.left[name] -= 1
+            found.append(delta(name, last=self.left[name] == 0))
+            if self.left[name] == 0:
+                del self.left[name]
+        return found
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self.left))
+
+
+class Peer:
+    """The API's end of an engine loop that runs on a thread."""
+
+    def __init__(self, engine: CountingEngine) -> None:
+        self.sock, theirs = socket.socketpair()
+        self.sock.settimeout(10)
+        self.ended: list[BaseException | None] = []
+        self._reader, self._decode = FrameReader(), wire.from_engine_decoder().decode
+        self._messages: list[wire.FromEngine] = []
+        self._thread = threading.Thread(target=self._run, args=(EngineLoop(engine, Channel(theirs)),), daemon=True)
+        self._thread.start()
+
+    def _run(self, loop: EngineLoop) -> None:
+        try:
+            loop.run()
+            self.ended.append(None)
+        except BaseException as error:
+            self.ended.append(error)
+
+    def send(self, *messages: wire.ToEngine) -> None:
+        self.sock.sendall(b"".join(map(frame, messages)))
+
+    def receive(self) -> wire.FromEngine:
+        while not self._messages:
+            data = self.sock.recv(1 << 16)
+            assert data, "the engine is gone"
+            self._messages += [self._decode(body) for body in self._reader.feed(data)]
+        return self._messages.pop(0)
+
+    def until_last_delta(self, name: str) -> list[TokenDelta]:
+        found: list[TokenDelta] = []
+        while not any(d.request_id == name and d.finish_reason for d in found):
+            message = self.receive()
+            if isinstance(message, Step):
+                found += message.deltas
+        return found
+
+    def join(self) -> BaseException | None:
+        self._thread.join(10)
+        return self.ended[0]
+
+
+@pytest.fixture
+def engine() -> CountingEngine:
+    return CountingEngine()
+
+
+@pytest.fixture
+def peer(engine: CountingEngine) -> Iterator[Peer]:
+    peer = Peer(engine)
+    yield peer
+    peer.sock.close()
+
+
+def test_requests_are_computed_and_idleness_is_reported(peer: Peer, engine: CountingEngine) -> None:
+    first = peer.receive()
+    assert isinstance(first, Step) and first.stats == EngineStats()
+    peer.send(Add(request("a")), Add(request("b")))
+    found = peer.until_last_delta("b")
+    assert [d.request_id for d in found].count("a") == 2 and [d.request_id for d in found].count("b") == 2
+    peer.send(Shutdown())
+    assert peer.join() is None and engine.idle_steps == 0
+
+
+def test_the_last_step_brings_the_statistics_of_an_idle_engine(peer: Peer) -> None:
+    peer.receive()
+    peer.send(Add(request("a")))
+    last = None
+    while not (isinstance(last, Step) and last.deltas and last.deltas[-1].finish_reason):
+        last = peer.receive()
+    assert last.stats is not None and last.stats.num_running == 0
+
+
+def test_one_bad_request_is_refused_alone(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    peer.receive()
+    peer.send(Add(request("never")), Add(request("broken")), Add(request("good")))
+    never, broken = peer.receive(), peer.receive()
+    assert never == Refused(request_id="never", message="needs 9 blocks, there are 4", param="max_tokens")
+    assert isinstance(broken, Refused) and broken.internal and "detail" not in broken.message
+    assert peer.until_last_delta("good")
+
+
+def test_aborts_reach_the_engine(peer: Peer, engine: CountingEngine) -> None:
+    peer.receive()
+    peer.send(Abort("gone"), Add(request("a")))
+    peer.until_last_delta("a")
+    assert engine.aborted == ["gone"]
+
+
+def test_the_loop_ends_when_the_other_side_is_gone(peer: Peer) -> None:
+    peer.receive()
+    peer.sock.close()
+    assert isinstance(peer.join(), EOFError)
+
+
+def test_frames_survive_any_cut() -> None:
+    messages: list[wire.ToEngine] = [Add(request("a", 3)), Abort("a", 1), Abort("b"), Shutdown()]
+    stream = b"".join(map(frame, messages))
+    decode = wire.to_engine_decoder().decode
+    for size in (1, 2, 3, 5, 7, 64, len(stream)):
+        reader = FrameReader()
+        found = [decode(body) for i in range(0, len(stream), size) for body in reader.feed(stream[i : i + size])]
+        assert found == messages
+
+
+def test_a_length_above_the_cap_is_refused_before_it_is_believed() -> None:
+    with pytest.raises(WireError):
+        list(FrameReader().feed(b"\xff\xff\xff\xff"))
+
+
+def test_only_agreed_messages_decode() -> None:
+    for body in (b"", b"\xc1", msgspec.msgpack.encode({"type": "Exec", "code": "x"}), msgspec.msgpack.encode([1, 2])):
+        with pytest.raises(msgspec.DecodeError):
+            wire.to_engine_decoder().decode(body)
+
+
+def drain(mailbox: Mailbox) -> list[TokenDelta]:
+    return asyncio.run(asyncio.wait_for(mailbox.get(), 5))
+
+
+def test_the_table_tells_who_had_a_token() -> None:
+    table, started, waiting = RequestTable(), Mailbox(), Mailbox()
+    table.add(request("a"), started)
+    table.add(request("b"), waiting)
+    assert table.pending == 2
+    table.deliver(delta("a"))
+    assert table.pending == 1
+    table.engine_lost(errors.engine_restarted())
+    assert [r.id for r in table.resubmit()] == ["b"]
+    assert [d.request_id for d in drain(started)] == ["a"]
+    with pytest.raises(errors.ApiError):
+        drain(started)
+    table.deliver(delta("b", last=True))
+    assert drain(waiting)[0].finish_reason == "stop" and len(table) == table.pending == 0
+
+
+def test_a_request_that_two_engines_died_with_is_not_given_to_a_third() -> None:
+    table, mailbox = RequestTable(), Mailbox()
+    table.add(request("poison"), mailbox)
+    table.engine_lost(errors.engine_restarted())
+    assert len(table.resubmit()) == 1
+    table.engine_lost(errors.engine_restarted())
+    assert table.resubmit() == [] and table.pending == 0
+    with pytest.raises(errors.ApiError):
+        drain(mailbox)
+
+
+def test_branches_end_once_whoever_ends_them() -> None:
+    table, mailbox = RequestTable(), Mailbox()
+    table.add(request("a", n=3), mailbox)
+    assert table.abort("a", 0)
+    table.deliver(delta("a", 0))
+    table.deliver(delta("a", 0, last=True))
+    table.deliver(delta("a", 1, last=True))
+    assert len(table) == 1
+    table.deliver(delta("a", 2, last=True))
+    assert len(table) == 0 and [d.branch for d in drain(mailbox)] == [1, 2]
+    assert not table.abort("a", None) and not table.abort("unknown", None)
+
+
+def test_an_aborted_request_gets_nothing_more() -> None:
+    table, mailbox = RequestTable(), Mailbox()
+    table.add(request("a", n=2), mailbox)
+    assert table.abort("a", None) and len(table) == table.pending == 0
+    table.deliver(delta("a"))
+    assert mailbox._deltas == []
+
+
+def test_retry_after_follows_the_rate() -> None:
+    table = RequestTable()
+    assert table.retry_after() == 5
+    for i in range(30):
+        table.add(request(f"done-{i}"), Mailbox())
+        table.deliver(delta(f"done-{i}", last=True))
+    assert table.retry_after() == 1
+    for i in range(10):
+        table.add(request(f"waiting-{i}"), Mailbox())
+    assert table.retry_after() == 10
+    for i in range(1000):
+        table.add(request(f"more-{i}"), Mailbox())
+    assert table.retry_after() == 60
+
+
+def test_counters_go_on_when_an_engine_is_replaced() -> None:
+    before = EngineStats(num_running=3, steps=10, prompt_tokens=5)
+    now = continued(EngineStats(num_running=1, steps=2), before)
+    assert (now.num_running, now.steps, now.prompt_tokens) == (1, 12, 5)
+
+
+def test_histograms_count_inclusively() -> None:
+    histogram = Histogram((1, 2.5, 10))
+    for value in (0.5, 1, 2, 10, 11):
+        histogram.observe(value)
+    histogram.observe(2, 3)
+    assert histogram.cumulative() == [("1.0", 2.0), ("2.5", 6.0), ("10.0", 7.0), ("+Inf", 8.0)]
+    assert histogram.cumulative((10,)) == [("10.0", 7.0), ("+Inf", 8.0)]
+    assert histogram.count == 8 and histogram.total == 30.5
+
+
+def test_liveness_is_owed_only_by_a_working_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("octavo.server.status.time.monotonic", lambda: clock[0])
+    status = Status()
+    assert status.startup() == (503, {"phase": "starting", "progress": 0.0}) and status.live()[0] == 200
+    status.up()
+    assert status.ready()[0] == 503 and status.startup()[0] == 503
+    status.text_ready()
+    assert status.ready()[0] == status.startup()[0] == 200
+    clock[0] += 1000
+    assert status.live()[0] == 200
+    status.expect()
+    clock[0] += STALL_SECONDS + 1
+    assert status.live()[0] == 503 and status.ready()[0] == 503
+    status.heard(busy=True)
+    assert status.live()[0] == 200
+    clock[0] += STALL_SECONDS + 1
+    assert status.live()[0] == 503
+    status.heard(busy=False)
+    assert status.live()[0] == 200
+    for _ in range(100):
+        status.steps.observe(0.9)
+    assert status.stall_limit() == 20.0
+    status.down()
+    assert status.ready()[0] == 503 and status.live()[0] == 200 and status.startup()[0] == 200

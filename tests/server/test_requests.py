@@ -1,0 +1,240 @@
+"""What the engine is asked: defaults, clamps, prompts, scopes; and the routes that are not about generating."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.config import ConfigError
+from octavo.sampling_params import SamplingParams
+from octavo.server.auth import Keyring
+from octavo.server.options import ServerOptions
+from octavo.server.protocol import CompletionRequest
+from octavo.server.responses import ChatResponse, CompletionResponse
+from tests.server.fakes import Bench, error_of
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def asked(bench: Bench, path: str = COMPLETIONS, **fields: Any) -> SamplingParams:
+    subject: dict[str, Any] = {"prompt": "hi"} if path == COMPLETIONS else {"messages": HELLO}
+    status, answer = bench.post(path, **{**subject, **fields})
+    assert status == 200, answer
+    return bench.engine.requests[-1].params
+
+
+def test_the_order_of_defaults(bench: Bench) -> None:
+    assert asked(bench) == SamplingParams(temperature=0.6, top_k=20, max_tokens=16)
+    assert asked(bench, temperature=0, top_k=0) == SamplingParams(temperature=0.0, top_k=0, max_tokens=16)
+    assert asked(bench, temperature=None, max_tokens=None, n=None, stop=None, seed=None).temperature == 0.6
+
+
+def test_max_tokens_are_clamped_to_the_context(bench: Bench) -> None:
+    assert asked(bench, prompt=[5] * 60).max_tokens == 4
+    chat = asked(bench, CHAT)
+    assert chat.max_tokens == 64 - len(bench.engine.requests[-1].prompt_token_ids)
+    assert asked(bench, CHAT, max_tokens=5).max_tokens == 5
+    assert asked(bench, CHAT, max_tokens=5, max_completion_tokens=6).max_tokens == 6
+
+
+def test_every_sampling_field_arrives(bench: Bench) -> None:
+    fields: dict[str, Any] = {
+        "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "presence_penalty": 0.1, "frequency_penalty": 0.2,
+        "repetition_penalty": 1.1, "seed": 42, "max_tokens": 9, "min_tokens": 2, "stop": ["x"], "stop_token_ids": [5],
+        "include_stop_str_in_output": True, "ignore_eos": True, "allowed_token_ids": [5, 6], "bad_words": ["bad"],
+        "skip_special_tokens": False, "spaces_between_special_tokens": False,
+    }  # fmt: skip
+    for path in (COMPLETIONS, CHAT):
+        assert asked(bench, path, **fields) == SamplingParams(**fields)
+        assert bench.engine.requests[-1].seed == 42
+        assert bench.engine.requests[-1].bad_words_token_ids == bench.tokenizer.bad_words_ids(["bad"])
+
+
+def test_logit_bias_is_clamped_and_top_k_too(bench: Bench) -> None:
+    assert asked(bench, logit_bias={"5": 500, "6": -500, "7": 1.5}).logit_bias == {5: 100.0, 6: -100.0, 7: 1.5}
+    assert asked(bench, top_k=2**31 - 1).top_k == bench.frontend.limits.vocab_size
+
+
+def test_greedy_n_is_accepted(bench: Bench) -> None:
+    assert asked(bench, n=3, temperature=0).n == 3
+
+
+def test_requests_without_a_seed_get_different_ones(bench: Bench) -> None:
+    asked(bench)
+    asked(bench, seed=-1)
+    first, second = (request.seed for request in bench.engine.requests)
+    assert first != second and min(first, second) >= 0 and max(first, second) < 2**63
+
+
+def test_logprobs_in_both_shapes(bench: Bench) -> None:
+    assert asked(bench, logprobs=0).logprobs == 0
+    assert asked(bench).logprobs is None
+    assert asked(bench, CHAT, logprobs=True).logprobs == 0
+    assert asked(bench, CHAT, logprobs=True, top_logprobs=3).logprobs == 3
+    assert asked(bench, CHAT, logprobs=False).logprobs is None
+
+
+def test_scope_and_priority(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, scheduling_policy="priority")
+    asked(bench, cache_salt="tenant", priority=-5)
+    assert (bench.engine.requests[0].cache_scope, bench.engine.requests[0].priority) == ("tenant", -5)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"), [("hi", 1), (["hi", "you"], 2), ([5, 6, 7], 1), ([[5, 6], [7]], 2), (["one"] * 64, 64)]
+)
+def test_the_four_forms_of_prompts(bench: Bench, prompt: Any, count: int) -> None:
+    asked(bench, prompt=prompt, max_tokens=1)
+    assert len(bench.engine.requests) == count
+    encoded = [request.prompt_token_ids for request in bench.engine.requests]
+    assert len({request.id for request in bench.engine.requests}) == count
+    if prompt == ["hi", "you"]:
+        assert encoded == [bench.tokenizer.encode("hi"), bench.tokenizer.encode("you")]
+    if prompt == [[5, 6], [7]]:
+        assert encoded == [[5, 6], [7]]
+
+
+def test_truncation(bench: Bench) -> None:
+    ids = list(range(10, 90))
+    asked(bench, prompt=ids, truncate_prompt_tokens=5)
+    asked(bench, prompt=ids, truncate_prompt_tokens=5, truncation_side="right")
+    assert [r.prompt_token_ids for r in bench.engine.requests] == [ids[-5:], ids[:5]]
+
+
+def test_chat_prompts_follow_the_template(bench: Bench) -> None:
+    def prompt(**fields: Any) -> str:
+        asked(bench, CHAT, max_tokens=1, **fields)
+        return bench.tokenizer.decode(bench.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+
+    assert prompt() == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt(add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert prompt(messages=[{"role": "critic", "content": parts}], add_generation_prompt=False) == (
+        "<|im_start|>critic\none\ntwo<|im_end|>\n"
+    )
+    begun = [*HELLO, {"role": "assistant", "content": "Well, "}]
+    assert prompt(messages=begun, continue_final_message=True).endswith("<|im_start|>assistant\nWell, ")
+
+
+def test_echo_of_the_message_that_is_continued(bench: Bench) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "Well, "}]
+    _, answer = bench.post(CHAT, messages=begun, continue_final_message=True, echo=True)
+    assert answer["choices"][0]["message"]["content"] == "Well, one two three"
+    _, _, body = bench.call("POST", CHAT, {"messages": begun, "continue_final_message": True, "echo": True, "stream": True})
+    chunks = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "Well, one two three"
+
+
+def test_ids_and_text_of_the_prompt_on_request(bench: Bench) -> None:
+    _, answer = bench.post(CHAT, messages=HELLO, return_token_ids=True, return_prompt_text=True, max_tokens=2)
+    assert answer["prompt_token_ids"] == bench.engine.requests[0].prompt_token_ids
+    assert answer["prompt_text"].startswith("<|im_start|>user")
+    assert answer["choices"][0]["token_ids"] == bench.engine.token_ids[:2]
+    _, answer = bench.post(COMPLETIONS, prompt=[5, 6], return_token_ids=True, max_tokens=2)
+    assert (
+        answer["choices"][0]["prompt_token_ids"] == [5, 6] and answer["choices"][0]["token_ids"] == bench.engine.token_ids[:2]
+    )
+
+
+def test_tokenize_and_detokenize(bench: Bench) -> None:
+    status, answer = bench.post("/tokenize", prompt="hello there")
+    assert status == 200 and list(answer) == ["count", "max_model_len", "tokens", "token_strs"] and answer["token_strs"] is None
+    assert answer["tokens"] == bench.tokenizer.encode("hello there")
+    _, answer = bench.post("/tokenize", messages=HELLO, return_token_strs=True)
+    assert answer["token_strs"][0] == "<|im_start|>" and answer["count"] == len(answer["tokens"])
+    assert bench.post("/detokenize", tokens=answer["tokens"])[1]["prompt"].startswith("<|im_start|>user\nhi")
+
+
+def test_models_list_every_name(bench: Bench) -> None:
+    status, _, body = bench.call("GET", "/v1/models")
+    cards = json.loads(body)["data"]
+    assert status == 200 and [card["id"] for card in cards] == ["tiny", "alias"]
+    assert cards[0]["max_model_len"] == 64 and cards[0]["parent"] is None and cards[0]["permission"][0]["group"] is None
+
+
+def test_small_routes(bench: Bench) -> None:
+    assert bench.call("GET", "/health")[::2] == (200, b"")
+    assert bench.call("POST", "/ping")[0] == 200
+    assert json.loads(bench.call("GET", "/version")[2]) == {"version": "0.1.0"}
+    assert json.loads(bench.call("GET", "/healthz/startup")[2]) == {"status": "started"}
+    bench.status.queue_full = True
+    assert bench.call("GET", "/healthz/ready")[0] == 503 and bench.call("GET", "/healthz/live")[0] == 200
+
+
+def test_metrics_count_requests(bench: Bench) -> None:
+    bench.post(COMPLETIONS, prompt=[5, 6], max_tokens=2, n=2)
+    bench.post(COMPLETIONS, prompt="x", n=0)
+    status, headers, body = bench.call("GET", "/metrics")
+    text = body.decode()
+    labels = 'engine="0",model_name="tiny"'
+    assert status == 200 and headers["content-type"].startswith("text/plain")
+    assert f"octavo_request_generation_tokens_sum{{{labels}}} 4.0" in text
+    assert f'vllm:request_success_total{{{labels},finished_reason="length"}} 2.0' in text.replace(
+        'engine="0",finished_reason="length",model_name="tiny"', f'{labels},finished_reason="length"'
+    )
+    assert 'octavo_http_responses_total{code="400"} 1.0' in text
+    assert f"octavo_saturation{{{labels}}} 0.25" in text
+    assert "vllm:time_to_first_token_seconds_bucket" in text
+
+
+def test_keys(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ServerOptions(api_key=("one", "two")))
+    status, headers, body = bench.call("GET", "/v1/models")
+    assert status == 401 and headers["www-authenticate"] == "Bearer" and error_of(status, body)["type"] == "AuthenticationError"
+    for path in ("/metrics", "/tokenize", "/nothing", "/v1/../health", "/health/"):
+        assert bench.call("GET", path)[0] == 401
+    assert bench.call("OPTIONS", "/v1/models")[0] == 401
+    assert bench.call("GET", "/healthz/live")[0] == 200
+    assert bench.call("GET", "/v1/models", headers={"authorization": "Bearer two"})[0] == 200
+
+
+def test_the_keyring() -> None:
+    ring = Keyring(("s3cret", "ключ"))
+    assert ring.admits(b"Bearer s3cret") and ring.admits(b"bearer s3cret") and ring.admits("Bearer ключ".encode())
+    for wrong in (None, b"", b"s3cret", b"Bearer", b"Bearer ", b"Bearer s3cre", b"Basic s3cret", b"Bearer s3cret2"):
+        assert not ring.admits(wrong)
+    assert Keyring(()).admits(None)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org"])
+def test_open_hosts_need_a_key(host: str) -> None:
+    with pytest.raises(ConfigError, match="--api-key"):
+        ServerOptions(host=host).check()
+    ServerOptions(host=host, api_key=("k",)).check()
+    ServerOptions(host=host, insecure_no_auth=True).check()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_loopback_needs_none(host: str) -> None:
+    ServerOptions(host=host).check()
+
+
+def test_an_empty_key_is_no_key() -> None:
+    with pytest.raises(ConfigError):
+        ServerOptions(api_key=(" ",)).check()
+
+
+def test_the_official_client_finds_every_field_of_the_answers() -> None:
+    """Its own types name the fields; ours have them all, except those of features this server does not have."""
+    from openai.types import Completion, CompletionChoice
+    from openai.types.chat import ChatCompletion
+
+    ours = set(CompletionResponse.__struct_fields__)
+    assert set(Completion.model_fields) <= ours
+    assert {"finish_reason", "index", "logprobs", "text"} <= set(CompletionChoice.model_fields)
+    assert {name for name, field in ChatCompletion.model_fields.items() if field.is_required()} <= set(
+        ChatResponse.__struct_fields__
+    )
+
+
+def test_the_official_client_sends_no_completion_field_that_is_unknown() -> None:
+    """Every parameter of the client's method is honoured, taken without effect, or refused with a reason."""
+    import inspect
+
+    from openai.resources.completions import Completions
+
+    transport = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+    assert set(inspect.signature(Completions.create).parameters) - transport <= set(CompletionRequest.__struct_fields__)

@@ -1,0 +1,297 @@
+"""Answers byte for byte, whole and streamed, with a scripted engine behind the routes."""
+
+import asyncio
+import json
+from typing import Any
+
+from octavo.server.errors import engine_restarted
+from octavo.server.options import ServerOptions
+from tests.server.fakes import Bench, Exchange, stable
+
+CHAT = {"messages": [{"role": "user", "content": "count"}]}
+HEADERS = {"x-request-id": "abc"}
+
+
+def events(bench: Bench, path: str, fields: dict[str, Any]) -> str:
+    status, headers, body = bench.call("POST", path, {**fields, "stream": True}, headers=HEADERS)
+    assert status == 200 and headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert headers["x-request-id"] == "abc"
+    return stable(body)
+
+
+def test_chat_stream(bench: Bench) -> None:
+    bench.engine.token_ids = bench.tokenizer.encode("ab", add_special_tokens=False)
+    begin = 'data: {"id":"chatcmpl-abc","object":"chat.completion.chunk","created":0,"model":"tiny","choices":['
+    middle = '"logprobs":null,"finish_reason":null,"token_ids":null}]}'
+    pieces = [bench.tokenizer.token_text(token) for token in bench.engine.token_ids]
+    assert events(bench, "/v1/chat/completions", CHAT) == "".join([
+        begin + '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]',
+        ',"prompt_token_ids":null,"prompt_text":null}\n\n',
+        *(
+            begin + f'{{"index":0,"delta":{{"content":"{piece}"}},{middle}\n\n'
+            for piece in pieces
+        ),
+        begin + '{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"stop",',
+        '"stop_reason":null,"token_ids":null}]',
+        ',"system_fingerprint":"octavo-test"}\n\n',
+        "data: [DONE]\n\n",
+    ])  # fmt: skip
+
+
+def test_chat_stream_with_usage_and_token_ids(bench: Bench) -> None:
+    fields = {**CHAT, "max_tokens": 1, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    lines = [
+        json.loads(line[6:])
+        for line in events(bench, "/v1/chat/completions", fields).splitlines()
+        if line.startswith("data: {")
+    ]
+    role, only, usage = lines
+    assert role["prompt_token_ids"] == bench.engine.requests[0].prompt_token_ids
+    assert only["choices"][0]["token_ids"] == bench.engine.token_ids[:1]
+    assert only["choices"][0]["finish_reason"] == "length" and "system_fingerprint" not in only
+    assert usage["choices"] == [] and usage["system_fingerprint"] == "octavo-test"
+    length = len(bench.engine.requests[0].prompt_token_ids)
+    assert usage["usage"] == {
+        "prompt_tokens": length,
+        "total_tokens": length + 1,
+        "completion_tokens": 1,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }
+
+
+def test_completion_stream(bench: Bench) -> None:
+    begin = 'data: {"id":"cmpl-abc","object":"text_completion","created":0,"model":"alias","choices":[{"index":'
+    end = '"stop_reason":null,"prompt_token_ids":null,"token_ids":null}],"usage":null}\n\n'
+    first, second = (bench.tokenizer.token_text(token) for token in bench.engine.token_ids[:2])
+    fields = {"model": "alias", "prompt": "count", "max_tokens": 2, "n": 2}
+    assert events(bench, "/v1/completions", fields) == "".join([
+        begin + f'0,"text":"{first}","logprobs":null,"finish_reason":null,' + end,
+        begin + f'1,"text":"{first}","logprobs":null,"finish_reason":null,' + end,
+        begin + f'0,"text":"{second}","logprobs":null,"finish_reason":"length",' + end,
+        begin + f'1,"text":"{second}","logprobs":null,"finish_reason":"length",' + end,
+        "data: [DONE]\n\n",
+    ])  # fmt: skip
+
+
+def test_continuous_usage(bench: Bench) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    text = events(bench, "/v1/completions", {"prompt": [[5, 6], [7]], "max_tokens": 2, "stream_options": options})
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    seen = [(c["choices"][0]["index"], c["usage"]["prompt_tokens"], c["usage"]["completion_tokens"]) for c in chunks[:-1]]
+    assert sorted(seen) == [(0, 2, 1), (0, 2, 2), (1, 1, 1), (1, 1, 2)]
+    assert (
+        chunks[-1]["choices"] == []
+        and chunks[-1]["usage"]["prompt_tokens"] == 3
+        and chunks[-1]["usage"]["completion_tokens"] == 4
+    )
+
+
+def test_whole_chat(bench: Bench) -> None:
+    status, _, body = bench.call("POST", "/v1/chat/completions", CHAT, headers=HEADERS)
+    length = len(bench.engine.requests[0].prompt_token_ids)
+    count = len(bench.engine.token_ids) + 1
+    assert status == 200
+    assert stable(body) == (
+        '{"id":"chatcmpl-abc","object":"chat.completion","created":0,"model":"tiny","choices":[{"index":0,"message":{"role":'
+        '"assistant","content":"one two three","refusal":null,"annotations":null,"audio":null,"function_call":null,'
+        '"reasoning":null},"logprobs":null,"finish_reason":"stop","stop_reason":null,"token_ids":null,"routed_experts":null}],'
+        '"service_tier":null,"system_fingerprint":"octavo-test",'
+        f'"usage":{{"prompt_tokens":{length},"total_tokens":{length + count},"completion_tokens":{count},'
+        '"prompt_tokens_details":null,"completion_tokens_details":null},"prompt_logprobs":null,"prompt_token_ids":null,'
+        '"prompt_text":null,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}'
+    )
+
+
+def test_whole_completion(bench: Bench) -> None:
+    status, _, body = bench.call("POST", "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 1}, headers=HEADERS)
+    text = json.dumps(bench.tokenizer.token_text(bench.engine.token_ids[0]))
+    assert status == 200
+    assert stable(body) == (
+        '{"id":"cmpl-abc","object":"text_completion","created":0,"model":"tiny","choices":[{"index":0,'
+        f'"text":{text},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null,"prompt_logprobs":null,'
+        '"prompt_token_ids":null,"routed_experts":null}],"service_tier":null,"system_fingerprint":"octavo-test","usage":'
+        '{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1,"prompt_tokens_details":null,'
+        '"completion_tokens_details":null},"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}'
+    )
+
+
+def test_choices_of_several_prompts_are_numbered_prompt_by_prompt(bench: Bench) -> None:
+    _, answer = bench.post("/v1/completions", prompt=["a", "b"], n=2, max_tokens=1, echo=True)
+    assert [(choice["index"], choice["text"][:1]) for choice in answer["choices"]] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+
+
+def test_logprobs_of_completions(bench: Bench) -> None:
+    _, answer = bench.post("/v1/completions", prompt=[40, 41], max_tokens=2, logprobs=2, echo=True)
+    (choice,) = answer["choices"]
+    logprobs, tokens = choice["logprobs"], [40, 41, *bench.engine.token_ids[:2]]
+    assert logprobs["tokens"] == [bench.tokenizer.token_text(token) for token in tokens]
+    assert logprobs["token_logprobs"] == [None, -0.5, -0.5, -0.5]
+    assert logprobs["text_offset"] == [sum(map(len, logprobs["tokens"][:i])) for i in range(4)]
+    assert logprobs["top_logprobs"][0] is None and [len(top) for top in logprobs["top_logprobs"][1:]] == [2, 2, 2]
+    assert choice["text"] == "".join(logprobs["tokens"])
+    assert bench.engine.requests[0].params.prompt_logprobs == 2
+
+
+def test_streamed_logprobs_are_the_whole_ones_in_pieces(bench: Bench) -> None:
+    fields = {"prompt": [40, 41], "max_tokens": 3, "logprobs": 1, "echo": True}
+    _, whole = bench.post("/v1/completions", **fields)
+    pieces: dict[str, list[Any]] = {}
+    for line in events(bench, "/v1/completions", fields).splitlines():
+        if line.startswith("data: {"):
+            for name, values in json.loads(line[6:])["choices"][0]["logprobs"].items():
+                pieces.setdefault(name, []).extend(values)
+    assert pieces == whole["choices"][0]["logprobs"]
+
+
+def test_logprobs_of_chat(bench: Bench) -> None:
+    _, answer = bench.post("/v1/chat/completions", **CHAT, logprobs=True, top_logprobs=2, max_tokens=1)
+    token = bench.engine.token_ids[0]
+    text = bench.tokenizer.token_text(token)
+    (entry,) = answer["choices"][0]["logprobs"]["content"]
+    assert entry["token"] == text and entry["logprob"] == -0.5 and bytes(entry["bytes"]).decode() == text
+    assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, -1.0]
+    _, answer = bench.post("/v1/chat/completions", **CHAT, logprobs=True, max_tokens=1, return_tokens_as_token_ids=True)
+    (entry,) = answer["choices"][0]["logprobs"]["content"]
+    assert entry["token"] == f"token_id:{token}" and entry["top_logprobs"] == []
+
+
+def test_prompt_logprobs(bench: Bench) -> None:
+    _, answer = bench.post("/v1/completions", prompt=[40, 41, 42], max_tokens=1, prompt_logprobs=1)
+    first, second, third = answer["choices"][0]["prompt_logprobs"]
+    assert first is None and list(second) == ["41"] and third["42"]["rank"] == 1
+    _, answer = bench.post("/v1/chat/completions", **CHAT, max_tokens=1, prompt_logprobs=0)
+    assert len(answer["prompt_logprobs"]) == len(bench.engine.requests[1].prompt_token_ids)
+
+
+def test_echo_of_nothing_more_needs_no_engine(bench: Bench) -> None:
+    _, answer = bench.post("/v1/completions", prompt="just this", max_tokens=0, echo=True)
+    assert answer["choices"][0]["text"] == "just this" and answer["usage"]["completion_tokens"] == 0
+    assert not bench.engine.requests
+    assert '"text":"just this"' in events(bench, "/v1/completions", {"prompt": "just this", "max_tokens": 0, "echo": True})
+
+
+def test_echo_of_nothing_more_with_logprobs_drops_the_token(bench: Bench) -> None:
+    _, answer = bench.post("/v1/completions", prompt=[40, 41], max_tokens=0, echo=True, logprobs=0)
+    (choice,) = answer["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.5] and choice["finish_reason"] == "length"
+    assert choice["text"] == "".join(choice["logprobs"]["tokens"]) and answer["usage"]["completion_tokens"] == 0
+
+
+def test_a_stop_string_ends_the_choice_and_tells_the_engine(bench: Bench) -> None:
+    _, answer = bench.post("/v1/completions", prompt="x", stop=["two"], n=2, max_tokens=20)
+    for choice in answer["choices"]:
+        assert choice["text"] == "one " and choice["finish_reason"] == "stop" and choice["stop_reason"] == "two"
+    (request,) = bench.engine.requests
+    assert {(request.id, 0), (request.id, 1)} <= set(bench.engine.aborted)
+    assert answer["usage"]["completion_tokens"] < 2 * len(bench.engine.token_ids)
+
+
+def test_no_part_of_a_stop_string_is_streamed(bench: Bench) -> None:
+    text = events(bench, "/v1/completions", {"prompt": "x", "stop": ["two three!", "three"], "max_tokens": 20})
+    chunks = [json.loads(line[6:])["choices"][0] for line in text.splitlines() if line.startswith("data: {")]
+    assert "".join(chunk["text"] for chunk in chunks) == "one two "
+    assert chunks[-1]["finish_reason"] == "stop" and chunks[-1]["stop_reason"] == "three"
+
+
+def test_warnings_are_said_once(bench: Bench) -> None:
+    _, answer = bench.post("/v1/completions", prompt="x", max_tokens=1, temprature=0)
+    assert answer["warnings"] == ["unknown field `temprature` was ignored"]
+    text = events(bench, "/v1/chat/completions", {**CHAT, "temprature": 0})
+    assert text.count("temprature") == 1
+
+
+def test_an_error_after_the_stream_began_is_its_last_event(bench: Bench) -> None:
+    bench.engine.silent = True
+
+    async def scenario() -> bytes:
+        fields = {"prompt": "x", "max_tokens": 20, "stream": True}
+        exchange = Exchange(bench.app, "POST", "/v1/completions", fields)
+        task = asyncio.create_task(exchange.run())
+        while not bench.engine.mailboxes:
+            await asyncio.sleep(0)
+        ((request_id, mailbox),) = bench.engine.mailboxes.items()
+        mailbox.put(bench.engine.deltas(bench.engine.requests[0])[0])
+        while not exchange.body:
+            await asyncio.sleep(0)
+        mailbox.fail(engine_restarted())
+        await task
+        assert (request_id, None) in bench.engine.aborted
+        return bytes(exchange.body)
+
+    *_, error, done = asyncio.run(scenario()).decode().strip().split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["type"] == "engine_restarted"
+    assert done == "data: [DONE]"
+
+
+def test_a_refusal_before_the_first_token_is_a_status_even_when_streaming(bench: Bench) -> None:
+    bench.engine.refuse = engine_restarted()
+    status, headers, _ = bench.call("POST", "/v1/completions", {"prompt": "x", "stream": True})
+    assert status == 503 and headers["retry-after"] == "2"
+
+
+def test_a_fault_of_ours_shows_an_id_and_nothing_else(bench: Bench) -> None:
+    bench.engine.refuse = KeyError("/secret/path")
+    status, _, body = bench.call("POST", "/v1/completions", {"prompt": "x"})
+    assert status == 500 and b"secret" not in body
+    (line,) = [line for line in bench.lines() if line["event"] == "internal_error"]
+    assert line["error_id"].encode() in body and "/secret/path" in line["message"]
+
+
+def leave(bench: Bench, fields: dict[str, Any]) -> Exchange:
+    async def scenario() -> Exchange:
+        exchange = Exchange(bench.app, "POST", "/v1/chat/completions", {**CHAT, **fields})
+        task = asyncio.create_task(exchange.run())
+        while not bench.engine.requests:
+            await asyncio.sleep(0)
+        if fields.get("stream"):
+            bench.engine.mailboxes[bench.engine.requests[0].id].put(bench.engine.deltas(bench.engine.requests[0])[0])
+            while not exchange.body:
+                await asyncio.sleep(0)
+        exchange.hang_up()
+        await asyncio.wait_for(task, 5)
+        return exchange
+
+    bench.engine.silent = True
+    return asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_aborts_its_request(bench: Bench) -> None:
+    exchange = leave(bench, {})
+    assert exchange.status is None
+    assert bench.engine.aborted == [(bench.engine.requests[0].id, None)]
+    (line,) = [line for line in bench.lines() if line["event"] == "request"]
+    assert line["status"] == 499 and line["client_gone"] is True
+
+
+def test_a_client_that_leaves_a_stream_aborts_its_request(bench: Bench) -> None:
+    leave(bench, {"stream": True})
+    assert (bench.engine.requests[0].id, None) in bench.engine.aborted
+    (line,) = [line for line in bench.lines() if line["event"] == "request"]
+    assert line["status"] == 200 and line["client_gone"] is True and line["output_tokens"] == 1
+    assert bench.service.metrics.clients_gone == 1
+
+
+def test_a_reader_that_stops_is_dropped(bench: Bench) -> None:
+    bench.service.options = ServerOptions(write_timeout=0.05)
+    dropped: list[bool] = []
+
+    async def scenario() -> None:
+        exchange = Exchange(
+            bench.app, "POST", "/v1/completions", {"prompt": "x", "stream": True}, on_body=lambda _: asyncio.sleep(60)
+        )
+        exchange.scope["state"]["abort_connection"] = lambda: dropped.append(True)
+        await asyncio.wait_for(exchange.run(), 5)
+
+    asyncio.run(scenario())
+    assert dropped and bench.service.metrics.clients_gone == 1
+
+
+def test_the_log_line_has_the_request_and_never_the_prompt(bench: Bench) -> None:
+    bench.call("POST", "/v1/completions", {"prompt": "my secret words", "max_tokens": 2}, headers=HEADERS)
+    bench.call("GET", "/healthz/ready")
+    (line,) = bench.lines()
+    assert line["request_id"] == "abc" and line["status"] == 200 and line["path"] == "/v1/completions"
+    assert line["output_tokens"] == 2 and line["cached_tokens"] == 3 and line["finish_reason"] == "length"
+    assert line["queue_ms"] == 250.0 and line["preemptions"] == 1 and line["ttft_ms"] is not None
+    assert "secret" not in bench.log.getvalue()
