@@ -23,7 +23,6 @@ from octavo.step import (
 )
 from octavo.worker.batch import sampled_rows, step_arrays
 
-
 NO_LOGPROBS = TokenLogprobs(INVALID_TOKEN, float("-inf"), 0, [], [])
 """In the place of a draw that failed, so that the draws beside it keep theirs; never delivered."""
 
