@@ -133,37 +133,56 @@ inline void copy_values(const AttentionArgs& a, const char* row, float* out) {
     for (; i < a.head_dim; ++i) out[i] = from_bf16(bf16[i]);
 }
 
-// Gathers positions [begin, end) of the tile that starts at `tile`; what is outside is zero. False: a bad block id.
-inline bool gather_tile(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s, int64_t tile, int64_t begin,
-                        int64_t end) {
-    const int64_t bytes = a.kv_bf16 ? 2 : 4, row_bytes = a.head_dim * bytes, part_bytes = a.block_size * row_bytes;
-    const int32_t* table = a.tables + u.seq * a.table_width;
+// Where the keys of a position lie; its values follow at part_bytes. Null: the block table holds a bad id there.
+struct Positions {
+    const char* kv;
+    const int32_t* table;
+    int64_t block_size, row_bytes, part_bytes, block_bytes;
+    int32_t num_blocks;
+
+    Positions(const AttentionArgs& a, const AttentionUnit& u)
+        : table(a.tables + u.seq * a.table_width), block_size(a.block_size), row_bytes(a.head_dim * (a.kv_bf16 ? 2 : 4)),
+          part_bytes(block_size * row_bytes), block_bytes(2 * part_bytes * a.num_kv_heads), num_blocks(a.num_blocks) {
+        kv = static_cast<const char*>(a.kv) + u.kv_head * 2 * part_bytes;
+    }
+    const char* at(int64_t position) const {
+        int32_t block = table[position / block_size];
+        if (block < 0 || block >= num_blocks) return nullptr;
+        return kv + block * block_bytes + position % block_size * row_bytes;
+    }
+};
+
+// Asks for what gather_tile will read at [begin, end), in the order of addresses; a bad id is left for it to report.
+// Always inline: GCC takes a function that only prefetches for one without effects and drops the call.
+inline __attribute__((always_inline)) void prefetch_positions(const Positions& where, int64_t begin, int64_t end) {
+    while (begin < end) {
+        const int64_t count = min64(end - begin, where.block_size - begin % where.block_size);
+        const char* keys = where.at(begin);
+        if (!keys) return;
+        for (int part = 0; part < 2; ++part, keys += where.part_bytes) {
+            for (int64_t byte = 0; byte < count * where.row_bytes; byte += 64) __builtin_prefetch(keys + byte);
+        }
+        begin += count;
+    }
+}
+
+// Gathers positions [begin, end) of the tile that starts at `tile`, and asks for those one tile on. False: a bad block id.
+inline bool gather_tile(const AttentionArgs& a, const AttentionScratch& s, const Positions& where, int64_t tile, int64_t begin,
+                        int64_t end, int64_t last) {
     for (int64_t p = tile; p < tile + kTokenTile; p += W) {
+        const int64_t low = max64(p, begin), high = min64(p + W, end);
+        prefetch_positions(where, p + kTokenTile, min64(p + kTokenTile + W, last));
+        if (low >= high) continue;
         const char* keys[W];
-        int64_t count = 0;
-        int64_t low = max64(p, begin), high = min64(p + W, end);
-        for (int64_t i = p; i < p + W; ++i) {
-            float* value = s.v + (i - tile) * s.width;
-            if (i >= low && i < high) {
-                int32_t block = table[i / a.block_size];
-                if (block < 0 || block >= a.num_blocks) return false;
-                const char* at = static_cast<const char*>(a.kv) +
-                                 (static_cast<int64_t>(block) * a.num_kv_heads + u.kv_head) * 2 * part_bytes +
-                                 i % a.block_size * row_bytes;
-                keys[i - p] = at;
-                copy_values(a, at + part_bytes, value);
-                count = i - p + 1;
-            } else {
-                keys[i - p] = nullptr;
-            }
+        for (int64_t i = low; i < high; ++i) {
+            keys[i - p] = where.at(i);
+            if (!keys[i - p]) return false;
+            copy_values(a, keys[i - p] + where.part_bytes, s.v + (i - tile) * s.width);
         }
-        if (count == 0) continue;
-        for (int64_t i = 0; i < count; ++i) {
-            if (!keys[i]) keys[i] = keys[low - p];
-        }
+        for (int64_t i = p; i < low; ++i) keys[i - p] = keys[low - p]; // masked later
         float* out = s.k + (p - tile);
-        if (a.kv_bf16) transpose_bf16(a, reinterpret_cast<const uint16_t* const*>(keys), count, out);
-        else transpose_f32(a, reinterpret_cast<const float* const*>(keys), count, out);
+        if (a.kv_bf16) transpose_bf16(a, reinterpret_cast<const uint16_t* const*>(keys), high - p, out);
+        else transpose_f32(a, reinterpret_cast<const float* const*>(keys), high - p, out);
     }
     return true;
 }
@@ -250,6 +269,11 @@ inline void write_output(const AttentionArgs& a, const AttentionUnit& u, const A
 bool attention(const AttentionArgs& a, const AttentionUnit& u, float* scratch) {
     const int64_t group = a.num_heads / a.num_kv_heads, rows = u.row1 - u.row0, heads = rows * group;
     const AttentionScratch s = lay_out(a, heads, scratch);
+    // The first row sees positions below first_end; each further row one more.
+    const int64_t first_end = a.seq_lens[u.seq] - (a.query_start[u.seq + 1] - 1 - u.row0), last_end = first_end + rows - 1;
+    const int64_t start = a.window > 0 ? max64(0, first_end - a.window) : 0;
+    const Positions where(a, u);
+    prefetch_positions(where, start, min64(last_end, start / kTokenTile * kTokenTile + kTokenTile));
     load_queries(a, u, s);
     for (int64_t i = 0; i < heads; ++i) {
         s.max[i] = -__builtin_inff();
@@ -260,11 +284,8 @@ bool attention(const AttentionArgs& a, const AttentionUnit& u, float* scratch) {
         for (int64_t d = a.head_dim; d < s.width; ++d) s.v[i * s.width + d] = 0.0f;
     }
 
-    // The first row sees positions below first_end; each further row one more.
-    const int64_t first_end = a.seq_lens[u.seq] - (a.query_start[u.seq + 1] - 1 - u.row0), last_end = first_end + rows - 1;
-    const int64_t start = a.window > 0 ? max64(0, first_end - a.window) : 0;
     for (int64_t tile = start / kTokenTile * kTokenTile; tile < last_end; tile += kTokenTile) {
-        if (!gather_tile(a, u, s, tile, max64(start, tile), min64(last_end, tile + kTokenTile))) return false;
+        if (!gather_tile(a, s, where, tile, max64(start, tile), min64(last_end, tile + kTokenTile), last_end)) return false;
         multiply(heads, s.q, s.width, s.k, kTokenTile, s.scores, kTokenTile, kTokenTile, 0, a.head_dim, false);
         for (int64_t r = 0; r < rows; ++r) {
             Span span = seen(a, first_end, r, tile);
