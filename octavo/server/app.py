@@ -1,6 +1,7 @@
 """The routes, and the ASGI application that is them behind the gate."""
 
 import asyncio
+from types import ModuleType
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -69,7 +70,8 @@ class Facts:
         return Response(text, media_type=media_type)
 
 
-def _import_exposition():  # type: ignore[no-untyped-def]  # a module; imported late, for the exporter's library is slow to import
+def _import_exposition() -> ModuleType:
+    """Imported late, and on a thread: the exporter's library is slow to import, and nothing waits for a scrape."""
     from octavo.server import exposition
 
     return exposition
