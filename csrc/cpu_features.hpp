@@ -15,7 +15,7 @@ struct InstructionSet {
     const KernelTable* kernels; // null where not compiled in or not usable
 };
 
-// From the least to the most capable; the last usable one is what "auto" means. amx_emulated is not among them.
+// From the slowest to the fastest on this processor; the last usable one is what "auto" means. amx_emulated is not among them.
 std::vector<InstructionSet> instruction_sets();
 
 // The kernels of `name`, or of the most capable set for "auto". Throws std::invalid_argument with the reason.

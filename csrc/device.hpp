@@ -60,6 +60,7 @@ private:
     Array heads_of(nb::handle qkv, HeadShape shape, bool write) const;
     void multiply(LinearArgs args, const PackedWeight& weight);
     void stage_activations(LinearArgs& args);
+    bool attend(const AttentionArgs& args, std::vector<AttentionUnit> units);
 
     const KernelTable* kernels_;
     bool act_bf16_;

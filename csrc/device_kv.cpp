@@ -7,7 +7,8 @@ namespace octavo {
 
 namespace {
 
-constexpr int64_t kHeadsOfUnit = 64; // query rows x heads that share a gathered tile of K and V
+constexpr int64_t kHeadsOfUnit = 48;   // query rows x heads that share a tile of K and V
+constexpr int64_t kUnitsPerThread = 4; // with fewer, long sequences are cut
 
 void check_cache(const KVBlocks& cache, int64_t layer, HeadShape shape) {
     check(layer >= 0 && layer < cache.num_layers, "layer out of range");
@@ -29,20 +30,31 @@ void check_sequences(const Array& query_start, const Array& seq_lens, const Arra
     }
 }
 
-std::vector<AttentionUnit> make_units(const Array& query_start, int64_t n, HeadShape shape) {
-    const int32_t* start = query_start.ints();
+// The last rows of a sequence see most: they are claimed first.
+std::vector<AttentionUnit> make_units(const int32_t* start, int64_t n, HeadShape shape) {
     const auto rows = static_cast<int32_t>(std::max<int64_t>(1, kHeadsOfUnit / (shape.num_heads / shape.num_kv_heads)));
     std::vector<AttentionUnit> units;
     units.reserve(n * shape.num_kv_heads);
     for (int32_t seq = 0; seq < n; ++seq) {
-        // The last rows see most: they are claimed first.
         for (int32_t row1 = start[seq + 1]; row1 > start[seq]; row1 -= rows) {
             for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
-                units.push_back({seq, head, std::max(start[seq], row1 - rows), row1});
+                units.push_back({seq, head, std::max(start[seq], row1 - rows), row1, 0, INT32_MAX, nullptr});
             }
         }
     }
     return units;
+}
+
+struct Partitions {
+    int64_t first, count;
+};
+
+// Those that a unit's rows see something of.
+Partitions partitions_of(const AttentionArgs& a, const AttentionUnit& u) {
+    const int64_t end = a.seq_lens[u.seq] - (a.query_start[u.seq + 1] - u.row1);
+    const int64_t begin = a.window ? std::max<int64_t>(0, end - (u.row1 - u.row0 - 1) - a.window) : 0;
+    const int64_t first = begin / kPartition;
+    return {first, (end + kPartition - 1) / kPartition - first};
 }
 
 } // namespace
@@ -56,6 +68,43 @@ void Device::write_kv(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::
                      shape.num_kv_heads, shape.head_dim, cache.block_size, cache.bf16};
     int64_t work = in.shape[0] * 2 * shape.num_kv_heads * shape.head_dim;
     over_rows(in.shape[0], work, [&](int64_t r0, int64_t r1) { kernels_->write_kv(args, r0, r1); });
+}
+
+// Where there are too few units to occupy the threads, long ones are cut into their partitions, and these merged in order:
+// as a unit does it by itself, so that the result is the same.
+bool Device::attend(const AttentionArgs& args, std::vector<AttentionUnit> units) {
+    std::vector<AttentionUnit> parts;
+    const bool cut = static_cast<int64_t>(units.size()) < kUnitsPerThread * pool_.size() && pool_.size() > 1;
+    int64_t rows = 0;
+    for (AttentionUnit& unit : units) {
+        const Partitions range = partitions_of(args, unit);
+        rows = std::max<int64_t>(rows, unit.row1 - unit.row0);
+        if (!cut || range.count == 1) {
+            parts.push_back(unit);
+            continue;
+        }
+        const int64_t floats = kernels_->attention_state(args, unit.row1 - unit.row0);
+        unit.state = reinterpret_cast<float*>(arena_.allocate(range.count * floats * 4));
+        for (int64_t i = 0; i < range.count; ++i) {
+            const auto part = static_cast<int32_t>(range.first + i);
+            parts.push_back({unit.seq, unit.kv_head, unit.row0, unit.row1, part, part + 1, unit.state + i * floats});
+        }
+    }
+    const size_t floats = kernels_->attention_scratch(args, rows) + 16;
+    for (std::vector<float>& scratch : attention_scratch_) {
+        if (scratch.size() < floats) scratch.resize(floats);
+    }
+    std::atomic<bool> valid{true};
+    over_units(static_cast<int64_t>(parts.size()), [&](int64_t i, int thread) {
+        auto address = reinterpret_cast<uintptr_t>(attention_scratch_[thread].data());
+        auto* scratch = reinterpret_cast<float*>((address + 63) / 64 * 64);
+        if (!kernels_->attention(args, parts[i], scratch)) valid = false;
+    });
+    if (parts.size() == units.size() || !valid) return valid;
+    over_units(static_cast<int64_t>(units.size()), [&](int64_t i, int) {
+        if (units[i].state) kernels_->attention_merge(args, units[i], partitions_of(args, units[i]).count);
+    });
+    return true;
 }
 
 nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle query_start, nb::handle seq_lens,
@@ -72,19 +121,7 @@ nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qk
                        start.ints(),    lens.ints(),     blocks.ints(),      blocks.shape[1],
                        shape.num_heads, shape.num_kv_heads, shape.head_dim,  cache.block_size,
                        static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)), window, scale, cache.bf16, act_bf16_};
-    std::vector<AttentionUnit> units = make_units(start, lens.shape[0], shape);
-    int64_t rows = 0;
-    for (const AttentionUnit& unit : units) rows = std::max<int64_t>(rows, unit.row1 - unit.row0);
-    const size_t floats = kernels_->attention_scratch(args, rows) + 16;
-    for (std::vector<float>& scratch : attention_scratch_) {
-        if (scratch.size() < floats) scratch.resize(floats);
-    }
-    std::atomic<bool> valid{true};
-    over_units(static_cast<int64_t>(units.size()), [&](int64_t unit, int thread) {
-        auto address = reinterpret_cast<uintptr_t>(attention_scratch_[thread].data());
-        auto* scratch = reinterpret_cast<float*>((address + 63) / 64 * 64);
-        if (!kernels_->attention(args, units[unit], scratch)) valid = false;
-    });
+    const bool valid = attend(args, make_units(args.query_start, lens.shape[0], shape));
     check(valid, "block id out of range in block_tables");
     return out;
 }

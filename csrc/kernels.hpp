@@ -14,7 +14,9 @@ namespace octavo {
 constexpr int kColumnBlock = 32;        // output columns in one packed block of weights
 constexpr int kDepthStep = 32;          // bf16 weights are padded to a multiple of this many inputs
 constexpr int kTileElements = 16 * 32; // one 1 KB tile: 16 pairs of inputs x 16 columns x 2
+constexpr int kTokenGroup = 16;         // positions stored together in a KV block
 constexpr int kTokenTile = 64;          // positions of one softmax step, aligned to absolute position
+constexpr int kPartition = 512;         // positions accumulated afresh, then merged, aligned to absolute position
 constexpr int kShareBlock = 512;        // logits whose exponentials are summed together
 constexpr int kMaxBlock = 64;           // logits whose maximum is taken together
 
@@ -68,7 +70,7 @@ struct WriteKVArgs {
     const float* qkv;
     int64_t stride;
     const int32_t* slots;
-    void* kv; // one layer: [block][kv_head][k|v][block_size * head_dim]
+    void* kv; // one layer: [block][kv_head][k|v][block_size * head_dim]; see kernels_attention.hpp
     int32_t num_heads, num_kv_heads, head_dim, block_size;
     bool bf16;
 };
@@ -95,10 +97,13 @@ struct AttentionArgs {
     bool kv_bf16, out_bf16;
 };
 
-// The rows [row0, row1) of the step, all of sequence seq, and the query heads of one kv head.
+// The rows [row0, row1) of the step, all of sequence seq, and the query heads of one kv head, over the kPartition-sized
+// partitions [part0, part1) of what they see. Without a state the unit covers all partitions and writes the output.
 struct AttentionUnit {
     int32_t seq, kv_head;
     int32_t row0, row1;
+    int32_t part0, part1;
+    float* state;
 };
 
 // How linear_bf16 wants x.
@@ -121,8 +126,12 @@ struct KernelTable {
 
     // Floats of scratch that a unit of so many query rows needs.
     int64_t (*attention_scratch)(const AttentionArgs&, int64_t rows);
+    // Floats of a unit's state; a multiple of a cache line.
+    int64_t (*attention_state)(const AttentionArgs&, int64_t rows);
     // False: a block id out of range; the unit's output is then not written.
     bool (*attention)(const AttentionArgs&, const AttentionUnit&, float* scratch);
+    // Merges `count` states that follow one another at unit.state, in order, and writes the output.
+    void (*attention_merge)(const AttentionArgs&, const AttentionUnit&, int64_t count);
 
     // Logits. NaN counts as minus infinity.
     int64_t (*argmax)(const float* x, int64_t n);

@@ -1,216 +1,356 @@
-// Paged causal attention with an online softmax. Included inside the instruction set's own namespace.
+// Paged causal attention with an online softmax, and the KV write. Included inside the instruction set's own namespace.
+//
+// Where block_size and head_dim are multiples of 16, a block holds groups of 16 positions in the form that the products read:
+// keys transposed, [head_dim / 2][16 positions][2] in bf16 and [head_dim][16] in fp32; values in pairs of positions,
+// [8 pairs][head_dim][2] in bf16 and [16][head_dim] in fp32. Other blocks hold plain rows, which are gathered into such groups.
 //
 // A unit is a few query rows of one sequence with all query heads of one kv head. It walks the sequence in tiles of kTokenTile
-// positions aligned to absolute position; each tile is gathered from its blocks once, as fp32, K transposed. A row's
-// arithmetic is the same in any unit: scores in ascending dimension, values in ascending position, tiles in order.
-// Positions that a row does not see are never multiplied into it, so that whatever lies there cannot matter.
+// positions and starts afresh at every kPartition of them, both aligned to absolute position; the states of partitions are
+// merged in order. A row's arithmetic is the same in any unit: scores in ascending dimension, values in ascending position,
+// tiles in order. Positions that a row does not see are never multiplied into it: whatever lies there cannot matter.
+
+constexpr int kGroups = kTokenTile / kTokenGroup;
+
+inline bool is_grouped(int64_t block_size, int64_t head_dim) { return block_size % kTokenGroup == 0 && head_dim % 16 == 0; }
+
+// Element i of the keys, and of the values, of a group's position p.
+inline int64_t key_at(int64_t i, int64_t p, bool bf16) {
+    return bf16 ? i / 2 * (2 * kTokenGroup) + p * 2 + i % 2 : i * kTokenGroup + p;
+}
+inline int64_t value_at(int64_t i, int64_t p, int64_t width, bool bf16) {
+    return bf16 ? p / 2 * (2 * width) + i * 2 + p % 2 : p * width + i;
+}
+
+template <class T> inline void put(T* out, float x);
+template <> inline void put<float>(float* out, float x) { *out = x; }
+template <> inline void put<uint16_t>(uint16_t* out, float x) { *out = to_bf16(x); }
+
+template <class T> inline void write_head(const WriteKVArgs& a, const float* k, const float* v, T* block, int64_t offset) {
+    constexpr bool bf16 = sizeof(T) == 2;
+    const int64_t dim = a.head_dim;
+    T* values = block + a.block_size * dim;
+    if (is_grouped(a.block_size, dim)) {
+        const int64_t group = offset / kTokenGroup * kTokenGroup * dim, p = offset % kTokenGroup;
+        for (int64_t i = 0; i < dim; ++i) put(block + group + key_at(i, p, bf16), k[i]);
+        for (int64_t i = 0; i < dim; ++i) put(values + group + value_at(i, p, dim, bf16), v[i]);
+    } else {
+        for (int64_t i = 0; i < dim; ++i) put(block + offset * dim + i, k[i]);
+        for (int64_t i = 0; i < dim; ++i) put(values + offset * dim + i, v[i]);
+    }
+}
+
+void write_kv(const WriteKVArgs& a, int64_t row0, int64_t row1) {
+    const int64_t dim = a.head_dim, elements = 2 * a.block_size * dim;
+    for (int64_t r = row0; r < row1; ++r) {
+        if (a.slots[r] < 0) continue;
+        const int64_t block = a.slots[r] / a.block_size, offset = a.slots[r] % a.block_size;
+        for (int64_t h = 0; h < a.num_kv_heads; ++h) {
+            const float* k = a.qkv + r * a.stride + (a.num_heads + h) * dim;
+            const float* v = k + a.num_kv_heads * dim;
+            const int64_t at = (block * a.num_kv_heads + h) * elements;
+            if (a.bf16) write_head(a, k, v, static_cast<uint16_t*>(a.kv) + at, offset);
+            else write_head(a, k, v, static_cast<float*>(a.kv) + at, offset);
+        }
+    }
+}
+
+// Of each head of a unit: the largest score, the sum of weights, and the values so weighted.
+struct HeadStates {
+    float *acc, *max, *sum;
+};
 
 struct AttentionScratch {
-    float *q, *k, *v, *scores, *acc, *max, *sum;
-    int64_t width; // head_dim padded to whole vectors
+    HeadStates total, part;
+    float *q, *scores;
+    char *k, *v; // a gathered tile
+    int64_t heads, width;
 };
 
 inline int64_t padded_dim(int64_t head_dim) { return round_up(head_dim, 16); }
 
-int64_t attention_scratch(const AttentionArgs& a, int64_t rows) {
-    int64_t heads = rows * (a.num_heads / a.num_kv_heads), width = padded_dim(a.head_dim);
-    return heads * (2 * width + kTokenTile) + round_up(2 * heads, 16) + 2 * kTokenTile * width;
+int64_t attention_state(const AttentionArgs& a, int64_t rows) {
+    return round_up(rows * (a.num_heads / a.num_kv_heads) * (padded_dim(a.head_dim) + 2), 16);
 }
 
-inline AttentionScratch lay_out(const AttentionArgs& a, int64_t heads, float* scratch) {
+int64_t attention_scratch(const AttentionArgs& a, int64_t rows) {
+    const int64_t heads = rows * (a.num_heads / a.num_kv_heads), width = padded_dim(a.head_dim);
+    return 2 * attention_state(a, rows) + heads * (width + kTokenTile) + 2 * kTokenTile * width;
+}
+
+inline HeadStates states_at(float* memory, int64_t heads, int64_t width) {
+    return {memory, memory + heads * width, memory + heads * width + heads};
+}
+
+inline AttentionScratch lay_out(const AttentionArgs& a, const AttentionUnit& u, float* scratch) {
     AttentionScratch s;
+    const int64_t rows = u.row1 - u.row0, state = attention_state(a, rows);
+    s.heads = rows * (a.num_heads / a.num_kv_heads);
     s.width = padded_dim(a.head_dim);
-    s.k = scratch;
-    s.v = s.k + kTokenTile * s.width;
-    s.q = s.v + kTokenTile * s.width;
-    s.acc = s.q + heads * s.width;
-    s.scores = s.acc + heads * s.width;
-    s.max = s.scores + heads * kTokenTile;
-    s.sum = s.max + heads;
+    s.k = reinterpret_cast<char*>(scratch);
+    s.v = reinterpret_cast<char*>(scratch + kTokenTile * s.width);
+    s.q = scratch + 2 * kTokenTile * s.width;
+    s.scores = s.q + s.heads * s.width;
+    float* states = s.scores + s.heads * kTokenTile;
+    s.total = states_at(u.state ? u.state : states, s.heads, s.width);
+    s.part = states_at(states + state, s.heads, s.width);
     return s;
 }
 
-// c[r] = or += a[r][k0 .. k1) times b[k0 .. k1) for R rows and V vectors of columns.
-template <int R, int V>
-inline __attribute__((always_inline)) void multiply_panel(const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
-                                                          int64_t ldc, int64_t k0, int64_t k1, bool add) {
-    Vec acc[R][V];
-    for (int r = 0; r < R; ++r) {
-        for (int v = 0; v < V; ++v) acc[r][v] = add ? vload(c + r * ldc + v * W) : vzero();
+inline void clear(const HeadStates& state, int64_t heads, int64_t width) {
+    for (int64_t i = 0; i < heads; ++i) {
+        state.max[i] = -__builtin_inff();
+        state.sum[i] = 0.0f;
     }
-    for (int64_t k = k0; k < k1; ++k) {
-        Vec row[V];
-        for (int v = 0; v < V; ++v) row[v] = vload(b + k * ldb + v * W);
-        for (int r = 0; r < R; ++r) {
-            Vec x = vset(a[r * lda + k]);
-            for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, row[v], acc[r][v]);
+    for (int64_t i = 0; i < heads * width; i += W) vstore(state.acc + i, vzero());
+}
+
+inline float exp_of(float x) {
+    float lanes[W];
+    vstore(lanes, vexp(vset(x)));
+    return lanes[0];
+}
+
+// Takes `part`, of later positions, into `total`. A head that saw nothing has the sum 0.
+inline void merge(const HeadStates& total, const HeadStates& part, int64_t heads, int64_t width) {
+    for (int64_t h = 0; h < heads; ++h) {
+        if (part.sum[h] == 0.0f) continue;
+        float* to = total.acc + h * width;
+        const float* from = part.acc + h * width;
+        if (total.sum[h] == 0.0f) {
+            total.max[h] = part.max[h];
+            total.sum[h] = part.sum[h];
+            for (int64_t i = 0; i < width; i += W) vstore(to + i, vload(from + i));
+            continue;
         }
-    }
-    for (int r = 0; r < R; ++r) {
-        for (int v = 0; v < V; ++v) vstore(c + r * ldc + v * W, acc[r][v]);
+        const float top = total.max[h] > part.max[h] ? total.max[h] : part.max[h];
+        const float old = exp_of(total.max[h] - top), add = exp_of(part.max[h] - top);
+        total.max[h] = top;
+        total.sum[h] = total.sum[h] * old + part.sum[h] * add;
+        const Vec a = vset(old), b = vset(add);
+        for (int64_t i = 0; i < width; i += W) vstore(to + i, vfma(vload(from + i), b, vmul(vload(to + i), a)));
     }
 }
 
-template <int V>
-void multiply_rows(int64_t rows, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t k0,
-                   int64_t k1, bool add) {
-    int64_t r = 0;
-    for (; r + kAttentionRows <= rows; r += kAttentionRows) {
-        multiply_panel<kAttentionRows, V>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, k0, k1, add);
+// W keys' element i (even), and i + 1, at lane 0's address of a group.
+inline Vec keys_even(const uint16_t* k, int64_t i) { return vfirst(k + i * kTokenGroup); }
+inline Vec keys_odd(const uint16_t* k, int64_t i) { return vsecond(k + i * kTokenGroup); }
+inline Vec keys_even(const float* k, int64_t i) { return vload(k + i * kTokenGroup); }
+inline Vec keys_odd(const float* k, int64_t i) { return vload(k + (i + 1) * kTokenGroup); }
+
+// scores[r][v * W ..] = q[r] . keys, for R rows and V vectors of positions.
+template <class T, int R, int V>
+inline __attribute__((always_inline)) void score_panel(const float* q, int64_t ldq, const T* const* keys, int64_t dim,
+                                                       float* scores) {
+    Vec acc[R][V];
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < V; ++v) acc[r][v] = vzero();
     }
-    a += r * lda;
-    c += r * ldc;
+    for (int64_t i = 0; i < dim; i += 2) {
+        Vec k[V];
+        for (int v = 0; v < V; ++v) k[v] = keys_even(keys[v], i);
+        for (int r = 0; r < R; ++r) {
+            const Vec x = vset(q[r * ldq + i]);
+            for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, k[v], acc[r][v]);
+        }
+        for (int v = 0; v < V; ++v) k[v] = keys_odd(keys[v], i);
+        for (int r = 0; r < R; ++r) {
+            const Vec x = vset(q[r * ldq + i + 1]);
+            for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, k[v], acc[r][v]);
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < V; ++v) vstore(scores + r * kTokenTile + v * W, acc[r][v]);
+    }
+}
+
+// Where a group's values of position i begin, for columns from `column`.
+inline const uint16_t* value_row(const uint16_t* group, int64_t i, int64_t width, int64_t column) {
+    return group + i / 2 * 2 * width + column * 2;
+}
+inline const float* value_row(const float* group, int64_t i, int64_t width, int64_t column) { return group + i * width + column; }
+inline Vec value_even(const uint16_t* row, int64_t c) { return vfirst(row + 2 * c); }
+inline Vec value_odd(const uint16_t* row, int64_t c) { return vsecond(row + 2 * c); }
+inline Vec value_even(const float* row, int64_t c) { return vload(row + c); }
+inline Vec value_odd(const float* row, int64_t c) { return vload(row + c); }
+
+struct Columns {
+    int64_t width, first;
+};
+
+template <class T, int R, int V, bool kOdd>
+inline __attribute__((always_inline)) void add_position(Vec (&acc)[R][V], const float* weights, const T* group, int64_t i,
+                                                        Columns at) {
+    const T* row = value_row(group, i, at.width, at.first);
+    Vec x[V];
+    for (int v = 0; v < V; ++v) x[v] = kOdd ? value_odd(row, v * W) : value_even(row, v * W);
+    for (int r = 0; r < R; ++r) {
+        const Vec w = vset(weights[r * kTokenTile + i]);
+        for (int v = 0; v < V; ++v) acc[r][v] = vfma(w, x[v], acc[r][v]);
+    }
+}
+
+// acc[r][v * W ..] += weights[r] times the values of positions [begin, end) of the tile, ascending.
+template <class T, int R, int V>
+inline __attribute__((always_inline)) void value_panel(const float* weights, const T* const* groups, Columns at, int64_t begin,
+                                                       int64_t end, float* out, int64_t ldo) {
+    Vec acc[R][V];
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < V; ++v) acc[r][v] = vload(out + r * ldo + v * W);
+    }
+    for (int64_t p = begin; p < end;) {
+        const int64_t g = p / kTokenGroup, stop = min64(end, (g + 1) * kTokenGroup) - g * kTokenGroup;
+        const float* w = weights + g * kTokenGroup;
+        int64_t i = p % kTokenGroup;
+        p = g * kTokenGroup + stop;
+        if (i % 2) add_position<T, R, V, true>(acc, w, groups[g], i, at), ++i;
+        for (; i + 1 < stop; i += 2) {
+            add_position<T, R, V, false>(acc, w, groups[g], i, at);
+            add_position<T, R, V, true>(acc, w, groups[g], i + 1, at);
+        }
+        if (i < stop) add_position<T, R, V, false>(acc, w, groups[g], i, at);
+    }
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < V; ++v) vstore(out + r * ldo + v * W, acc[r][v]);
+    }
+}
+
+template <class T, int R, int V> struct ScorePanel {
+    static void run(int64_t row, const float* q, int64_t ldq, const T* const* keys, int64_t dim, float* scores) {
+        score_panel<T, R, V>(q + row * ldq, ldq, keys, dim, scores + row * kTokenTile);
+    }
+};
+
+template <class T, int R, int V> struct ValuePanel {
+    static void run(int64_t row, const float* weights, const T* const* groups, Columns at, int64_t begin, int64_t end, float* out,
+                    int64_t ldo) {
+        value_panel<T, R, V>(weights + row * kTokenTile, groups, at, begin, end, out + row * ldo, ldo);
+    }
+};
+
+// Panel::run for rows [0, rows), as many at once as registers hold.
+template <template <class, int, int> class Panel, class T, int V, class... Args> void over_panels(int64_t rows, Args... args) {
+    constexpr int kMost = kAttentionRows;
+    int64_t r = 0;
+    for (; r + kMost <= rows; r += kMost) Panel<T, kMost, V>::run(r, args...);
     switch (rows - r) {
-    case 5: return multiply_panel<kAttentionRows < 5 ? 1 : 5, V>(a, lda, b, ldb, c, ldc, k0, k1, add);
-    case 4: return multiply_panel<kAttentionRows < 5 ? 1 : 4, V>(a, lda, b, ldb, c, ldc, k0, k1, add);
-    case 3: return multiply_panel<3, V>(a, lda, b, ldb, c, ldc, k0, k1, add);
-    case 2: return multiply_panel<2, V>(a, lda, b, ldb, c, ldc, k0, k1, add);
-    case 1: return multiply_panel<1, V>(a, lda, b, ldb, c, ldc, k0, k1, add);
+    case 5: return Panel<T, kMost < 5 ? 1 : 5, V>::run(r, args...);
+    case 4: return Panel<T, kMost < 5 ? 1 : 4, V>::run(r, args...);
+    case 3: return Panel<T, 3, V>::run(r, args...);
+    case 2: return Panel<T, 2, V>::run(r, args...);
+    case 1: return Panel<T, 1, V>::run(r, args...);
     default: return;
     }
 }
 
-// columns: a multiple of W.
-inline void multiply(int64_t rows, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
-                     int64_t columns, int64_t k0, int64_t k1, bool add) {
-    int64_t j = 0;
-    for (; j + kAttentionVecs * W <= columns; j += kAttentionVecs * W) {
-        multiply_rows<kAttentionVecs>(rows, a, lda, b + j, ldb, c + j, ldc, k0, k1, add);
-    }
-    for (; j < columns; j += W) multiply_rows<1>(rows, a, lda, b + j, ldb, c + j, ldc, k0, k1, add);
-}
-
-inline void load_queries(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s) {
-    const int64_t group = a.num_heads / a.num_kv_heads;
-    const Vec scale = vset(a.scale);
-    for (int64_t r = u.row0; r < u.row1; ++r) {
-        for (int64_t g = 0; g < group; ++g) {
-            const float* src = a.qkv + r * a.stride + (u.kv_head * group + g) * a.head_dim;
-            float* dst = s.q + ((r - u.row0) * group + g) * s.width;
-            for (int64_t i = 0; i < a.head_dim; i += W) {
-                int64_t part = min64(W, a.head_dim - i);
-                vstore(dst + i, vmul(vload_part(src + i, part), scale));
-            }
-        }
-    }
-}
-
-// Transposes `count` <= W positions of keys, row p at rows[p], into columns column .. column + W of s.k.
-inline void transpose_bf16(const AttentionArgs& a, const uint16_t* const* rows, int64_t count, float* out) {
-    for (int64_t d = 0; d < a.head_dim; d += 2 * W) {
-        int64_t pairs = min64(W, (a.head_dim - d) / 2);
-        Vec r[W];
-        for (int64_t p = 0; p < W; ++p) {
-            r[p] = p < count ? vload_part(reinterpret_cast<const float*>(rows[p] + d), pairs) : vzero();
-        }
-        vtranspose(r);
-        for (int64_t i = 0; i < pairs; ++i) {
-            vstore(out + (d + 2 * i) * kTokenTile, vfirst_of(r[i]));
-            vstore(out + (d + 2 * i + 1) * kTokenTile, vsecond_of(r[i]));
-        }
-    }
-}
-
-inline void transpose_f32(const AttentionArgs& a, const float* const* rows, int64_t count, float* out) {
-    for (int64_t d = 0; d < a.head_dim; d += W) {
-        int64_t part = min64(W, a.head_dim - d);
-        Vec r[W];
-        for (int64_t p = 0; p < W; ++p) r[p] = p < count ? vload_part(rows[p] + d, part) : vzero();
-        vtranspose(r);
-        for (int64_t i = 0; i < part; ++i) vstore(out + (d + i) * kTokenTile, r[i]);
-    }
-}
-
-inline void copy_values(const AttentionArgs& a, const char* row, float* out) {
-    const float* fp32 = reinterpret_cast<const float*>(row);
-    const uint16_t* bf16 = reinterpret_cast<const uint16_t*>(row);
-    if (!a.kv_bf16) {
-        for (int64_t i = 0; i < a.head_dim; i += W) vstore(out + i, vload_part(fp32 + i, min64(W, a.head_dim - i)));
-        return;
-    }
-    int64_t i = 0;
-    for (; i + W <= a.head_dim; i += W) vstore(out + i, vload_bf16(bf16 + i));
-    for (; i < a.head_dim; ++i) out[i] = from_bf16(bf16[i]);
-}
-
-// Where the keys of a position lie; its values follow at part_bytes. Null: the block table holds a bad id there.
-struct Positions {
-    const char* kv;
-    const int32_t* table;
-    int64_t block_size, row_bytes, part_bytes, block_bytes;
-    int32_t num_blocks;
-
-    Positions(const AttentionArgs& a, const AttentionUnit& u)
-        : table(a.tables + u.seq * a.table_width), block_size(a.block_size), row_bytes(a.head_dim * (a.kv_bf16 ? 2 : 4)),
-          part_bytes(block_size * row_bytes), block_bytes(2 * part_bytes * a.num_kv_heads), num_blocks(a.num_blocks) {
-        kv = static_cast<const char*>(a.kv) + u.kv_head * 2 * part_bytes;
-    }
-    const char* at(int64_t position) const {
-        int32_t block = table[position / block_size];
-        if (block < 0 || block >= num_blocks) return nullptr;
-        return kv + block * block_bytes + position % block_size * row_bytes;
-    }
+// A tile's groups of positions, in the cache or gathered. Groups from `count` on do not exist.
+template <class T> struct Tile {
+    const T* keys[kGroups];
+    const T* values[kGroups];
+    int64_t first, count;
 };
 
-// Asks for what gather_tile will read at [begin, end), in the order of addresses; a bad id is left for it to report.
-// Always inline: GCC takes a function that only prefetches for one without effects and drops the call.
-inline __attribute__((always_inline)) void prefetch_positions(const Positions& where, int64_t begin, int64_t end) {
-    while (begin < end) {
-        const int64_t count = min64(end - begin, where.block_size - begin % where.block_size);
-        const char* keys = where.at(begin);
-        if (!keys) return;
-        for (int part = 0; part < 2; ++part, keys += where.part_bytes) {
-            for (int64_t byte = 0; byte < count * where.row_bytes; byte += 64) __builtin_prefetch(keys + byte);
-        }
-        begin += count;
-    }
+template <class T> inline const T* block_of(const AttentionArgs& a, const AttentionUnit& u, int64_t position) {
+    const int32_t block = a.tables[u.seq * a.table_width + position / a.block_size];
+    if (block < 0 || block >= a.num_blocks) return nullptr;
+    const int64_t elements = int64_t{2} * a.block_size * a.head_dim;
+    return static_cast<const T*>(a.kv) + (static_cast<int64_t>(block) * a.num_kv_heads + u.kv_head) * elements;
 }
 
-// Gathers positions [begin, end) of the tile that starts at `tile`, and asks for those one tile on. False: a bad block id.
-inline bool gather_tile(const AttentionArgs& a, const AttentionScratch& s, const Positions& where, int64_t tile, int64_t begin,
-                        int64_t end, int64_t last) {
-    for (int64_t p = tile; p < tile + kTokenTile; p += W) {
-        const int64_t low = max64(p, begin), high = min64(p + W, end);
-        prefetch_positions(where, p + kTokenTile, min64(p + kTokenTile + W, last));
-        if (low >= high) continue;
-        const char* keys[W];
-        for (int64_t i = low; i < high; ++i) {
-            keys[i - p] = where.at(i);
-            if (!keys[i - p]) return false;
-            copy_values(a, keys[i - p] + where.part_bytes, s.v + (i - tile) * s.width);
+// Copies positions [begin, end), all in one group that starts at `start`, from plain rows.
+template <class T>
+inline bool gather_group(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t begin, int64_t end, T* keys,
+                         T* values, int64_t width) {
+    constexpr bool bf16 = sizeof(T) == 2;
+    for (int64_t p = begin; p < end; ++p) {
+        const T* block = block_of<T>(a, u, p);
+        if (!block) return false;
+        const T* k = block + p % a.block_size * a.head_dim;
+        const T* v = k + a.block_size * a.head_dim;
+        for (int64_t i = 0; i < a.head_dim; ++i) {
+            keys[key_at(i, p - start, bf16)] = k[i];
+            values[value_at(i, p - start, width, bf16)] = v[i];
         }
-        for (int64_t i = p; i < low; ++i) keys[i - p] = keys[low - p]; // masked later
-        float* out = s.k + (p - tile);
-        if (a.kv_bf16) transpose_bf16(a, reinterpret_cast<const uint16_t* const*>(keys), high - p, out);
-        else transpose_f32(a, reinterpret_cast<const float* const*>(keys), high - p, out);
     }
     return true;
 }
 
-// Masks one head's scores outside [begin, end), makes them weights and rescales what was accumulated before.
-inline void softmax_row(const AttentionScratch& s, int64_t head, int begin, int end) {
+// Finds what positions [begin, end) of the tile that starts at `start` need. False: a bad block id.
+template <class T>
+inline bool find_tile(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s, int64_t start, int64_t begin,
+                      int64_t end, Tile<T>& tile) {
+    const bool grouped = is_grouped(a.block_size, a.head_dim);
+    tile.first = (begin - start) / kTokenGroup;
+    tile.count = (end - start + kTokenGroup - 1) / kTokenGroup;
+    for (int64_t g = tile.first; g < tile.count; ++g) {
+        const int64_t position = start + g * kTokenGroup;
+        if (grouped) {
+            const T* block = block_of<T>(a, u, position);
+            if (!block) return false;
+            tile.keys[g] = block + position % a.block_size * a.head_dim;
+            tile.values[g] = tile.keys[g] + a.block_size * a.head_dim;
+            continue;
+        }
+        T* keys = reinterpret_cast<T*>(s.k) + g * kTokenGroup * s.width;
+        T* values = reinterpret_cast<T*>(s.v) + g * kTokenGroup * s.width;
+        const int64_t low = max64(begin, position), high = min64(end, position + kTokenGroup);
+        if (!gather_group(a, u, position, low, high, keys, values, s.width)) return false;
+        tile.keys[g] = keys;
+        tile.values[g] = values;
+    }
+    return true;
+}
+
+// Asks for the groups of a tile that will be read soon. Blocks that do not exist are passed over.
+template <class T> inline void prefetch_tile(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t end) {
+    const int64_t bytes = kTokenGroup * a.head_dim * static_cast<int64_t>(sizeof(T));
+    for (int64_t p = start; p < min64(end, start + kTokenTile); p += kTokenGroup) {
+        const T* block = block_of<T>(a, u, p);
+        if (!block) continue;
+        const char* keys = reinterpret_cast<const char*>(block + p % a.block_size * a.head_dim);
+        const char* values = keys + static_cast<int64_t>(a.block_size) * a.head_dim * static_cast<int64_t>(sizeof(T));
+        for (int64_t i = 0; i < bytes; i += 64) {
+            __builtin_prefetch(keys + i);
+            __builtin_prefetch(values + i);
+        }
+    }
+}
+
+template <class T> inline void score_tile(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
+    constexpr int kPerGroup = kTokenGroup / W, kLane = sizeof(T) == 2 ? 2 * W : W; // elements from one vector to the next
+    int64_t v = tile.first * kPerGroup;
+    const int64_t end = tile.count * kPerGroup;
+    const T* keys[kTokenTile / W];
+    for (int64_t i = v; i < end; ++i) keys[i] = tile.keys[i / kPerGroup] + i % kPerGroup * kLane;
+    for (; v + kAttentionVecs <= end; v += kAttentionVecs) {
+        over_panels<ScorePanel, T, kAttentionVecs>(s.heads, s.q, s.width, keys + v, static_cast<int64_t>(a.head_dim),
+                                                   s.scores + v * W);
+    }
+    for (; v < end; ++v) {
+        over_panels<ScorePanel, T, 1>(s.heads, s.q, s.width, keys + v, static_cast<int64_t>(a.head_dim), s.scores + v * W);
+    }
+}
+
+// Makes one head's scores in [begin, end) weights and rescales what was accumulated before.
+inline void softmax_row(const HeadStates& state, float* scores, int64_t head, int64_t width, int begin, int end) {
     const Vec minus_inf = vset(-__builtin_inff());
-    float* scores = s.scores + head * kTokenTile;
+    const int first = begin / W * W;
     Vec best = minus_inf;
-    for (int i = 0; i < kTokenTile; i += W) best = vmax(best, vkeep(vload(scores + i), begin - i, end - i, minus_inf));
-    float old_max = s.max[head], tile_max = vmax_of(best);
-    float new_max = tile_max > old_max ? tile_max : old_max;
+    for (int i = first; i < end; i += W) best = vmax(best, vkeep(vload(scores + i), begin - i, end - i, minus_inf));
+    const float old_max = state.max[head], tile_max = vmax_of(best);
+    const float new_max = tile_max > old_max ? tile_max : old_max;
     const Vec top = vset(new_max);
     Vec sum = vzero();
-    for (int i = 0; i < kTokenTile; i += W) {
-        Vec weight = vexp(vsub(vkeep(vload(scores + i), begin - i, end - i, minus_inf), top));
+    for (int i = first; i < end; i += W) {
+        const Vec weight = vexp(vsub(vkeep(vload(scores + i), begin - i, end - i, minus_inf), top));
         vstore(scores + i, weight);
         sum = vadd(sum, weight);
     }
-    float lanes[W];
-    vstore(lanes, vexp(vset(old_max - new_max)));
-    float shrink = lanes[0];
-    s.max[head] = new_max;
-    s.sum[head] = s.sum[head] * shrink + vsum(sum);
-    if (shrink == 1.0f) return;
+    const float shrink = exp_of(old_max - new_max);
+    state.max[head] = new_max;
+    state.sum[head] = state.sum[head] * shrink + vsum(sum);
     const Vec factor = vset(shrink);
-    float* acc = s.acc + head * s.width;
-    for (int64_t i = 0; i < s.width; i += W) vstore(acc + i, vmul(vload(acc + i), factor));
+    float* acc = state.acc + head * width;
+    for (int64_t i = 0; i < width; i += W) vstore(acc + i, vmul(vload(acc + i), factor));
 }
 
 struct Span {
@@ -219,81 +359,127 @@ struct Span {
 
 // What the unit's row sees of the tile, relative to its start.
 inline Span seen(const AttentionArgs& a, int64_t first_end, int64_t row, int64_t tile) {
-    int64_t end = first_end + row, begin = a.window > 0 ? max64(0, end - a.window) : 0;
+    const int64_t end = first_end + row, begin = a.window > 0 ? max64(0, end - a.window) : 0;
     return {static_cast<int>(min64(max64(begin - tile, 0), kTokenTile)),
             static_cast<int>(min64(max64(end - tile, 0), kTokenTile))};
 }
 
-// Adds weights times values: positions that all rows see at once, the others row by row, ascending in either case.
-inline void add_values(const AttentionArgs& a, const AttentionScratch& s, int64_t first_end, int64_t rows, int64_t tile) {
-    const int64_t group = a.num_heads / a.num_kv_heads;
-    int64_t low = 0, high = kTokenTile;
-    for (int64_t r = 0; r < rows; ++r) {
-        Span span = seen(a, first_end, r, tile);
-        low = max64(low, span.begin);
-        high = min64(high, span.end);
+template <class T>
+inline void add_rows(const AttentionScratch& s, const HeadStates& state, const Tile<T>& tile, int64_t head, int64_t count,
+                     int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    const float* weights = s.scores + head * kTokenTile;
+    float* out = state.acc + head * s.width;
+    int64_t c = 0;
+    for (; c + kAttentionVecs * W <= s.width; c += kAttentionVecs * W) {
+        over_panels<ValuePanel, T, kAttentionVecs>(count, weights, tile.values, Columns{s.width, c}, begin, end, out + c, s.width);
     }
-    high = max64(low, high);
-    auto some = [&](int64_t r, int64_t count, int64_t k0, int64_t k1) {
-        if (k0 >= k1) return;
-        int64_t head = r * group;
-        multiply(count * group, s.scores + head * kTokenTile, kTokenTile, s.v, s.width, s.acc + head * s.width, s.width, s.width,
-                 k0, k1, true);
-    };
-    for (int64_t r = 0; r < rows; ++r) {
-        Span span = seen(a, first_end, r, tile);
-        some(r, 1, span.begin, min64(low, span.end));
-    }
-    some(0, rows, low, high);
-    for (int64_t r = 0; r < rows; ++r) {
-        Span span = seen(a, first_end, r, tile);
-        some(r, 1, max64(high, span.begin), span.end);
+    for (; c < s.width; c += W) {
+        over_panels<ValuePanel, T, 1>(count, weights, tile.values, Columns{s.width, c}, begin, end, out + c, s.width);
     }
 }
 
-inline void write_output(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s) {
+// Adds weights times values: positions that all rows [row0, row1) see at once, the others row by row, ascending in either case.
+template <class T>
+inline void add_values(const AttentionArgs& a, const AttentionScratch& s, const HeadStates& state, const Tile<T>& tile,
+                       int64_t first_end, int64_t row0, int64_t row1, int64_t start) {
+    const int64_t group = a.num_heads / a.num_kv_heads;
+    const int64_t low = seen(a, first_end, row1 - 1, start).begin, high = max64(low, seen(a, first_end, row0, start).end);
+    for (int64_t r = row0; r < row1; ++r) {
+        const Span span = seen(a, first_end, r, start);
+        add_rows(s, state, tile, r * group, group, span.begin, min64(low, span.end));
+    }
+    add_rows(s, state, tile, row0 * group, (row1 - row0) * group, low, high);
+    for (int64_t r = row0; r < row1; ++r) {
+        const Span span = seen(a, first_end, r, start);
+        add_rows(s, state, tile, r * group, group, max64(high, span.begin), span.end);
+    }
+}
+
+inline void load_queries(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s) {
+    const int64_t group = a.num_heads / a.num_kv_heads;
+    const Vec scale = vset(a.scale);
+    for (int64_t r = u.row0; r < u.row1; ++r) {
+        const float* src = a.qkv + r * a.stride + u.kv_head * group * a.head_dim;
+        for (int64_t g = 0; g < group; ++g, src += a.head_dim) {
+            float* dst = s.q + ((r - u.row0) * group + g) * s.width;
+            for (int64_t i = 0; i < a.head_dim; i += W) vstore(dst + i, vmul(vload_part(src + i, min64(W, a.head_dim - i)), scale));
+        }
+    }
+}
+
+inline void write_output(const AttentionArgs& a, const AttentionUnit& u, const HeadStates& state, int64_t width) {
     const int64_t group = a.num_heads / a.num_kv_heads;
     for (int64_t r = u.row0; r < u.row1; ++r) {
         for (int64_t g = 0; g < group; ++g) {
-            int64_t head = (r - u.row0) * group + g;
-            int64_t at = (r * a.num_heads + u.kv_head * group + g) * a.head_dim;
-            const Vec scale = vset(1.0f / s.sum[head]);
+            const int64_t head = (r - u.row0) * group + g;
+            const int64_t at = (r * a.num_heads + u.kv_head * group + g) * a.head_dim;
+            const Vec scale = vset(1.0f / state.sum[head]);
             for (int64_t i = 0; i < a.head_dim; i += W) {
-                Vec v = vmul(vload(s.acc + head * s.width + i), scale);
-                vstore_as(a.out, at + i, v, min64(W, a.head_dim - i), a.out_bf16);
+                vstore_as(a.out, at + i, vmul(vload(state.acc + head * width + i), scale), min64(W, a.head_dim - i), a.out_bf16);
             }
         }
     }
 }
 
-bool attention(const AttentionArgs& a, const AttentionUnit& u, float* scratch) {
-    const int64_t group = a.num_heads / a.num_kv_heads, rows = u.row1 - u.row0, heads = rows * group;
-    const AttentionScratch s = lay_out(a, heads, scratch);
-    // The first row sees positions below first_end; each further row one more.
-    const int64_t first_end = a.seq_lens[u.seq] - (a.query_start[u.seq + 1] - 1 - u.row0), last_end = first_end + rows - 1;
-    const int64_t start = a.window > 0 ? max64(0, first_end - a.window) : 0;
-    const Positions where(a, u);
-    prefetch_positions(where, start, min64(last_end, start / kTokenTile * kTokenTile + kTokenTile));
-    load_queries(a, u, s);
-    for (int64_t i = 0; i < heads; ++i) {
-        s.max[i] = -__builtin_inff();
-        s.sum[i] = 0.0f;
-    }
-    for (int64_t i = 0; i < heads * s.width; ++i) s.acc[i] = 0.0f;
-    for (int64_t i = 0; i < kTokenTile; ++i) {
-        for (int64_t d = a.head_dim; d < s.width; ++d) s.v[i * s.width + d] = 0.0f;
-    }
-
-    for (int64_t tile = start / kTokenTile * kTokenTile; tile < last_end; tile += kTokenTile) {
-        if (!gather_tile(a, s, where, tile, max64(start, tile), min64(last_end, tile + kTokenTile), last_end)) return false;
-        multiply(heads, s.q, s.width, s.k, kTokenTile, s.scores, kTokenTile, kTokenTile, 0, a.head_dim, false);
-        for (int64_t r = 0; r < rows; ++r) {
-            Span span = seen(a, first_end, r, tile);
-            if (span.begin >= span.end) continue;
-            for (int64_t g = 0; g < group; ++g) softmax_row(s, r * group + g, span.begin, span.end);
+// The rows [row0, row1) that see something of the tile do all of one tile's work.
+template <class T>
+bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s, const HeadStates& state,
+                 int64_t first_end, int64_t start) {
+    const int64_t group = a.num_heads / a.num_kv_heads, rows = u.row1 - u.row0;
+    int64_t row0 = 0, row1 = rows;
+    while (row0 < rows && seen(a, first_end, row0, start).end == 0) ++row0;
+    while (row1 > row0 && seen(a, first_end, row1 - 1, start).begin == kTokenTile) --row1;
+    if (row0 == row1) return true;
+    const int64_t begin = start + seen(a, first_end, row0, start).begin, end = start + seen(a, first_end, row1 - 1, start).end;
+    Tile<T> tile;
+    if (!find_tile(a, u, s, start, begin, end, tile)) return false;
+    score_tile(a, s, tile);
+    for (int64_t r = row0; r < row1; ++r) {
+        const Span span = seen(a, first_end, r, start);
+        for (int64_t h = r * group; h < (r + 1) * group; ++h) {
+            softmax_row(state, s.scores + h * kTokenTile, h, s.width, span.begin, span.end);
         }
-        add_values(a, s, first_end, rows, tile);
     }
-    write_output(a, u, s);
+    add_values(a, s, state, tile, first_end, row0, row1, start);
     return true;
+}
+
+template <class T> bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s) {
+    // The first row sees positions below first_end; each further row one more.
+    const int64_t first_end = a.seq_lens[u.seq] - (a.query_start[u.seq + 1] - 1 - u.row0);
+    const int64_t last_end = first_end + (u.row1 - u.row0) - 1;
+    const int64_t start = (a.window > 0 ? max64(0, first_end - a.window) : 0) / kTokenTile * kTokenTile;
+    const bool grouped = is_grouped(a.block_size, a.head_dim);
+    clear(s.total, s.heads, s.width);
+    bool first = true;
+    for (int64_t p = max64(u.part0, start / kPartition); p < u.part1 && p * kPartition < last_end; ++p) {
+        const HeadStates& state = first ? s.total : s.part;
+        if (!first) clear(state, s.heads, s.width);
+        const int64_t end = min64(last_end, (p + 1) * kPartition);
+        for (int64_t tile = max64(start, p * kPartition); tile < end; tile += kTokenTile) {
+            if (grouped && s.heads <= kAttentionRows) prefetch_tile<T>(a, u, tile + kTokenTile, last_end);
+            if (!attend_tile<T>(a, u, s, state, first_end, tile)) return false;
+        }
+        if (!first) merge(s.total, state, s.heads, s.width);
+        first = false;
+    }
+    return true;
+}
+
+bool attention(const AttentionArgs& a, const AttentionUnit& u, float* scratch) {
+    const AttentionScratch s = lay_out(a, u, scratch);
+    load_queries(a, u, s);
+    if (!(a.kv_bf16 ? attend<uint16_t>(a, u, s) : attend<float>(a, u, s))) return false;
+    if (!u.state) write_output(a, u, s.total, s.width);
+    return true;
+}
+
+void attention_merge(const AttentionArgs& a, const AttentionUnit& u, int64_t count) {
+    const int64_t rows = u.row1 - u.row0, heads = rows * (a.num_heads / a.num_kv_heads), width = padded_dim(a.head_dim);
+    const HeadStates total = states_at(u.state, heads, width);
+    for (int64_t i = 1; i < count; ++i) {
+        merge(total, states_at(u.state + i * attention_state(a, rows), heads, width), heads, width);
+    }
+    write_output(a, u, total, width);
 }

@@ -11,10 +11,11 @@ int64_t argmax(const float* x, int64_t n) {
     Vec best = vset(-__builtin_inff());
     for (int64_t i = 0; i < n; i += W) best = vmax(best, vload_clean(x, i, n));
     float top = vmax_of(best);
+    if (top == -__builtin_inff()) return 0; // nothing but NaN and minus infinity: all are equal
     for (int64_t i = 0; i < n; ++i) {
         if (x[i] == top) return i;
     }
-    return 0; // nothing but NaN, or NaN and minus infinity: all are equal
+    return 0;
 }
 
 void shares(const float* x, int64_t n, float max, float inverse_temperature, float* out, double* sums) {

@@ -1,4 +1,4 @@
-// Kernels that treat one row after another: norms, rotary positions, gates, the KV write, embeddings.
+// Kernels that treat one row after another: norms, rotary positions, gates.
 // Included inside the instruction set's own namespace.
 
 inline float sum_of_squares(const float* x, int64_t n) {
@@ -65,25 +65,6 @@ void silu_and_mul(const GatedArgs& a, int64_t row0, int64_t row1) {
             Vec g = vload_part(gate + i, part);
             Vec silu = vdiv(g, vadd(one, vexp(vsub(vzero(), g))));
             vstore_as(out, i, vmul(silu, vload_part(up + i, part)), part, a.out_bf16);
-        }
-    }
-}
-
-void write_kv(const WriteKVArgs& a, int64_t row0, int64_t row1) {
-    const int64_t tile = static_cast<int64_t>(a.block_size) * a.head_dim;
-    const int64_t bytes = a.bf16 ? 2 : 4;
-    for (int64_t r = row0; r < row1; ++r) {
-        if (a.slots[r] < 0) continue;
-        int64_t block = a.slots[r] / a.block_size, offset = a.slots[r] % a.block_size;
-        const float* k = a.qkv + r * a.stride + static_cast<int64_t>(a.num_heads) * a.head_dim;
-        for (int64_t h = 0; h < 2 * a.num_kv_heads; ++h) {
-            int64_t head = h % a.num_kv_heads, is_value = h / a.num_kv_heads;
-            int64_t at = ((block * a.num_kv_heads + head) * 2 + is_value) * tile + offset * a.head_dim;
-            void* out = static_cast<char*>(a.kv) + at * bytes;
-            for (int64_t i = 0; i < a.head_dim; i += W) {
-                int64_t part = min64(W, a.head_dim - i);
-                vstore_as(out, i, vload_part(k + h * a.head_dim + i, part), part, a.bf16);
-            }
         }
     }
 }

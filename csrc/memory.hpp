@@ -32,7 +32,8 @@ struct PackedWeight {
     Region region;
 };
 
-// The KV cache of all layers: [layer][block][kv_head][k|v][position in block][head_dim], on the device and on the host side.
+// The KV cache of all layers: [layer][block][kv_head][k|v][block_size * head_dim], on the device and on the host side. How the
+// last part is ordered is up to the kernels: see kernels_attention.hpp.
 struct KVBlocks {
     KVBlocks(int64_t num_layers, int64_t num_blocks, int64_t num_host_blocks, int32_t num_kv_heads, int32_t head_dim,
              int32_t block_size, bool bf16);

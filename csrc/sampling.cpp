@@ -41,12 +41,13 @@ struct Likelier {
     }
 };
 
-// A value that at least k logits reach: the k-th largest of the blocks' maxima.
-float reached_by(const KernelTable& kernels, const float* logits, int64_t n, int64_t k, std::vector<float>& maxima) {
-    if (k < 1 || k > static_cast<int64_t>(maxima.size())) return kMinusInfinity;
-    kernels.block_maxima(logits, n, maxima.data());
-    std::nth_element(maxima.begin(), maxima.begin() + (k - 1), maxima.end(), std::greater<float>());
-    return maxima[k - 1];
+// A value that at least k logits reach: the k-th largest of the blocks' maxima, which it leaves in s.maxima.
+float reached_by(const KernelTable& kernels, const float* logits, int64_t n, int64_t k, LogitsScratch& s) {
+    kernels.block_maxima(logits, n, s.maxima.data());
+    if (k < 1 || k > static_cast<int64_t>(s.maxima.size())) return kMinusInfinity;
+    s.ordered = s.maxima;
+    std::nth_element(s.ordered.begin(), s.ordered.begin() + (k - 1), s.ordered.end(), std::greater<float>());
+    return s.ordered[k - 1];
 }
 
 int32_t draw_from_all(int64_t n, double u, const LogitsScratch& s) {
@@ -63,43 +64,79 @@ int32_t draw_from_all(int64_t n, double u, const LogitsScratch& s) {
     return static_cast<int32_t>(last);
 }
 
-// Ids that no filter can remove for sure, in ascending order, and then in s.ids those that all filters keep.
-void keep_survivors(const KernelTable& kernels, const DrawArgs& a, bool by_rank, LogitsScratch& s) {
-    const float tiny = std::numeric_limits<float>::min();
-    float least = by_rank ? tiny : std::max(a.min_p, tiny); // top-p's total counts all of top-k, min-p's victims too
-    double all = total(s.sums);
-    if (!by_rank && a.top_p < 1) {
-        // What lies below this share is together less than what top-p removes.
-        least = std::max(least, static_cast<float>(0.5 * (1.0 - a.top_p) * all / static_cast<double>(a.n)));
-    }
-    float lowest = by_rank ? reached_by(kernels, a.logits, a.n, a.top_k, s.maxima) : kMinusInfinity;
+// Into s.ids, ascending, the ids whose value reaches `least`; s.maxima holds the largest value of each block.
+void collect(const float* values, int64_t n, float least, LogitsScratch& s) {
     s.ids.clear();
-    for (int64_t i = 0; i < a.n; ++i) {
-        if (s.shares[i] >= least && a.logits[i] >= lowest) s.ids.push_back(static_cast<int32_t>(i));
+    for (int64_t block = 0; block * kMaxBlock < n; ++block) {
+        if (s.maxima[block] < least) continue;
+        for (int64_t i = block * kMaxBlock; i < std::min(n, (block + 1) * kMaxBlock); ++i) {
+            if (clean(values[i]) >= least) s.ids.push_back(static_cast<int32_t>(i));
+        }
     }
-    if (!by_rank && a.top_p >= 1) return;
-    std::sort(s.ids.begin(), s.ids.end(), Likelier{a.logits});
+}
+
+double mass(const LogitsScratch& s) {
+    double sum = 0;
+    for (int32_t id : s.ids) sum += s.shares[id];
+    return sum;
+}
+
+// Keeps the shortest front of s.ids, likeliest first, whose shares reach `limit`; sorts no more than that takes.
+void keep_front(const float* logits, double limit, LogitsScratch& s) {
+    double before = 0;
+    size_t done = 0;
+    for (size_t chunk = 64; done < s.ids.size(); chunk *= 4) {
+        const auto begin = s.ids.begin() + static_cast<int64_t>(done);
+        const auto end = s.ids.begin() + static_cast<int64_t>(std::min(s.ids.size(), done + chunk));
+        if (end != s.ids.end()) std::nth_element(begin, end, s.ids.end(), Likelier{logits});
+        std::sort(begin, end, Likelier{logits});
+        for (auto id = begin; id != end; ++id, ++done) {
+            if (done > 0 && before >= limit) return s.ids.resize(done);
+            before += s.shares[*id];
+        }
+    }
+}
+
+void keep_top_k(const KernelTable& kernels, const DrawArgs& a, LogitsScratch& s) {
+    collect(a.logits, a.n, reached_by(kernels, a.logits, a.n, a.top_k, s), s);
+    if (static_cast<int64_t>(s.ids.size()) > a.top_k) {
+        std::nth_element(s.ids.begin(), s.ids.begin() + a.top_k, s.ids.end(), Likelier{a.logits});
+        s.ids.resize(a.top_k);
+    }
+    std::sort(s.ids.begin(), s.ids.end()); // sums are in the order of ids
+    if (a.top_p < 1) keep_front(a.logits, static_cast<double>(a.top_p) * mass(s), s);
+}
+
+void keep_top_p(const DrawArgs& a, LogitsScratch& s) {
+    const double all = total(s.sums), limit = static_cast<double>(a.top_p) * all;
+    // What lies below the second share is together less than what top-p removes; mostly the first is low enough.
+    const double certain = 0.5 * (1.0 - a.top_p) * all / static_cast<double>(a.n);
+    for (double least : {1e-3, certain}) {
+        collect(s.shares.data(), a.n, std::max(static_cast<float>(least), std::numeric_limits<float>::min()), s);
+        if (mass(s) > limit) break;
+    }
+    keep_front(a.logits, limit, s);
+}
+
+// Into s.ids, ascending, the ids that top-k, then top-p, then min-p leave.
+void keep_survivors(const KernelTable& kernels, const DrawArgs& a, bool by_rank, LogitsScratch& s) {
     if (by_rank) {
-        if (static_cast<int64_t>(s.ids.size()) > a.top_k) s.ids.resize(a.top_k);
-        all = 0;
-        for (int32_t id : s.ids) all += s.shares[id];
+        keep_top_k(kernels, a, s);
+    } else {
+        kernels.block_maxima(s.shares.data(), a.n, s.maxima.data());
+        if (a.top_p < 1) keep_top_p(a, s);
+        else collect(s.shares.data(), a.n, std::max(a.min_p, std::numeric_limits<float>::min()), s);
     }
-    if (a.top_p < 1) {
-        double before = 0, limit = static_cast<double>(a.top_p) * all;
-        size_t count = 0;
-        while (count < s.ids.size() && (count == 0 || before < limit)) before += s.shares[s.ids[count++]];
-        s.ids.resize(count);
-    }
-    while (by_rank && s.ids.size() > 1 && s.shares[s.ids.back()] < a.min_p) s.ids.pop_back();
+    std::erase_if(s.ids, [&](int32_t id) { return s.shares[id] < a.min_p || s.shares[id] == 0.0f; });
     std::sort(s.ids.begin(), s.ids.end());
 }
 
 int32_t draw_from_survivors(double u, const LogitsScratch& s) {
-    double all = 0, below = 0;
-    for (int32_t id : s.ids) all += s.shares[id];
+    const double target = u * mass(s);
+    double below = 0;
     for (int32_t id : s.ids) {
         below += s.shares[id];
-        if (below > u * all) return id;
+        if (below > target) return id;
     }
     return s.ids.back();
 }
@@ -140,11 +177,7 @@ void top_logprobs(const KernelTable& kernels, const TopLogprobsArgs& a, LogitsSc
     for (int64_t i = 0; i < a.chosen; ++i) rank += clean(a.logits[i]) == mine;
     *a.chosen_rank = rank;
     if (a.num == 0) return;
-    float lowest = reached_by(kernels, a.logits, a.n, a.num, s.maxima);
-    s.ids.clear();
-    for (int64_t i = 0; i < a.n; ++i) {
-        if (clean(a.logits[i]) >= lowest) s.ids.push_back(static_cast<int32_t>(i));
-    }
+    collect(a.logits, a.n, reached_by(kernels, a.logits, a.n, a.num, s), s);
     std::partial_sort(s.ids.begin(), s.ids.begin() + a.num, s.ids.end(), Likelier{a.logits});
     for (int64_t i = 0; i < a.num; ++i) {
         a.ids[i] = s.ids[i];

@@ -32,7 +32,7 @@ struct TopLogprobsArgs {
 
 // Memory that a thread keeps between rows.
 struct LogitsScratch {
-    std::vector<float> shares, maxima;
+    std::vector<float> shares, maxima, ordered;
     std::vector<double> sums;
     std::vector<int32_t> ids;
 

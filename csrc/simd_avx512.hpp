@@ -61,32 +61,3 @@ inline void vstore_bf16(uint16_t* p, Vec v) {
     __m512i result = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), rounded, quiet);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16)));
 }
-
-inline void vtranspose(Vec (&r)[W]) {
-    Vec a[W];
-    for (int i = 0; i < W; i += 2) {
-        a[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-        a[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < W; i += 4) {
-        r[i] = _mm512_shuffle_ps(a[i], a[i + 2], 0x44);
-        r[i + 1] = _mm512_shuffle_ps(a[i], a[i + 2], 0xEE);
-        r[i + 2] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0x44);
-        r[i + 3] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0xEE);
-    }
-    // r[4 g + j] now holds, in 128-bit lane l, column 4 l + j of rows 4 g .. 4 g + 3: a 4 x 4 transpose of lanes is left.
-    for (int j = 0; j < 4; ++j) {
-        Vec p = _mm512_shuffle_f32x4(r[j], r[j + 4], 0x88), q = _mm512_shuffle_f32x4(r[j + 8], r[j + 12], 0x88);
-        Vec s = _mm512_shuffle_f32x4(r[j], r[j + 4], 0xDD), t = _mm512_shuffle_f32x4(r[j + 8], r[j + 12], 0xDD);
-        a[j] = _mm512_shuffle_f32x4(p, q, 0x88);
-        a[j + 8] = _mm512_shuffle_f32x4(p, q, 0xDD);
-        a[j + 4] = _mm512_shuffle_f32x4(s, t, 0x88);
-        a[j + 12] = _mm512_shuffle_f32x4(s, t, 0xDD);
-    }
-    for (int i = 0; i < W; ++i) r[i] = a[i];
-}
-// The first or the second bf16 of each pair held in the bits of v.
-inline Vec vfirst_of(Vec v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(v), 16)); }
-inline Vec vsecond_of(Vec v) {
-    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
-}

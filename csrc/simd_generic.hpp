@@ -74,12 +74,3 @@ inline void vstore_bf16(uint16_t* p, Vec v) {
     WordVec result = ((v == v) ? rounded : (bits | 0x400000u)) >> 16;
     for (int i = 0; i < W; ++i) p[i] = static_cast<uint16_t>(result[i]);
 }
-
-inline void vtranspose(Vec (&r)[W]) {
-    Vec t[W];
-    for (int i = 0; i < W; ++i) t[i] = Vec{r[0][i], r[1][i], r[2][i], r[3][i]};
-    for (int i = 0; i < W; ++i) r[i] = t[i];
-}
-// The first or the second bf16 of each pair held in the bits of v.
-inline Vec vfirst_of(Vec v) { return reinterpret_cast<Vec>(reinterpret_cast<WordVec>(v) << 16); }
-inline Vec vsecond_of(Vec v) { return reinterpret_cast<Vec>(reinterpret_cast<WordVec>(v) & 0xFFFF0000u); }
