@@ -194,14 +194,23 @@ def _dequantizer(config: EngineConfig) -> Dequantize:
 
 
 def make_backend(config: EngineConfig, dtype: str) -> Backend:
-    """The one backend of this engine, by name."""
+    """The one backend of this engine, by name.
+
+    Raises:
+        ConfigError: the kernels are not built, or this machine cannot run them as asked.
+    """
     if config.backend == "reference":
         from octavo.backends.reference.backend import ReferenceBackend
 
         return ReferenceBackend(compute_dtype=dtype)
     from octavo.backends.cpu.backend import CpuBackend
 
-    return CpuBackend(compute_dtype=dtype, isa=config.isa, num_threads=config.num_threads)
+    try:
+        return CpuBackend(compute_dtype=dtype, isa=config.isa, num_threads=config.num_threads)
+    except ImportError as error:
+        raise ConfigError(f"the native kernels are not built: run `pip install .` or `make native` ({error})") from error
+    except ValueError as error:
+        raise ConfigError(f"{error}; `octavo doctor` shows what this machine can run") from error
 
 
 def resolve_dtype(config: EngineConfig, model: ModelConfig) -> str:

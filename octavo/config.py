@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 Dtype = Literal["auto", "bfloat16", "float32", "half", "float16", "float"]
+KVCacheDtype = Literal["auto", "bfloat16", "float32"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 Positive = Annotated[int, Meta(ge=1)]
@@ -29,9 +30,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Annotated[
         Literal["auto", "safetensors", "gguf", "dummy"], Meta(description="where weights come from; dummy: random")
     ] = "auto"
-    dtype: Annotated[Dtype, Meta(description="of weights and activations; auto: bfloat16 unless the checkpoint is float32")] = "auto"
-    kv_cache_dtype: Annotated[Literal["auto", "bfloat16", "float32"], Meta(description="of the KV cache; auto: as dtype")] = "auto"
-    max_model_len: Annotated[Positive | None, Meta(description="longest prompt plus output, in tokens; default: the model's")] = None
+    dtype: Annotated[Dtype, Meta(description="weights and activations; auto: bfloat16 unless the model is float32")] = "auto"
+    kv_cache_dtype: Annotated[KVCacheDtype, Meta(description="of the KV cache; auto: as dtype")] = "auto"
+    max_model_len: Annotated[
+        Positive | None, Meta(description="longest prompt plus output in tokens; default: the model's")
+    ] = None
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="sequences computed at once")] = 128
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens computed in one step")] = 2048
     enable_chunked_prefill: Annotated[bool, Meta(description="split long prompts over steps")] = True
@@ -46,7 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     preemption_mode: Annotated[PreemptionMode, Meta(description="what happens to a group when blocks run out")] = "auto"
     scheduling_policy: Annotated[SchedulingPolicy, Meta(description="order of the waiting queue")] = "fcfs"
     async_scheduling: Annotated[bool, Meta(description="plan the next step while the current one is computed")] = True
-    spec_method: Annotated[Literal["ngram"] | None, Meta(description="speculative decoding: draft tokens by prompt lookup")] = None
+    spec_method: Annotated[Literal["ngram"] | None, Meta(description="speculative decoding: drafts by prompt lookup")] = None
     spec_tokens: Annotated[int, Meta(ge=1, le=16, description="draft tokens a step, with --spec-method")] = 4
     max_logprobs: Annotated[int, Meta(ge=0, le=20, description="most log-probabilities a request may ask for")] = 20
     seed: Annotated[int, Meta(description="of requests that bring none, when run offline; of dummy weights")] = 0
@@ -56,7 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="instruction set of the cpu backend; auto: the best this machine has"),
     ] = "auto"
     num_threads: Annotated[Positive | None, Meta(description="compute threads; default: the cores this process may use")] = None
-    chat_template: Annotated[str | None, Meta(description="file with a Jinja chat template to use instead of the model's")] = None
+    chat_template: Annotated[str | None, Meta(description="file with a Jinja chat template instead of the model's")] = None
 
 
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """New tokens of one branch of one request. ``finish_reason`` is set on the branch's last delta, ``metrics`` on the request's.
+    """New tokens of one branch of one request. The branch's last delta has a ``finish_reason``, the request's last ``metrics``.
 
     ``stop_reason`` is the id of the stop token that ended the branch (not set for the model's own end-of-sequence token).
     ``prompt_logprobs`` comes once, on the request's first delta, and begins with the prompt's second token.

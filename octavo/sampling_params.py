@@ -82,7 +82,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         ok = math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0
         _require(ok, "repetition_penalty must be greater than zero", "repetition_penalty", self.repetition_penalty)
         _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed must fit in 64 bits", "seed", self.seed)
-        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens must be at least 1", "max_tokens", self.max_tokens)
+        longest = self.max_tokens
+        _require(longest is None or longest >= 1, "max_tokens must be at least 1", "max_tokens", longest)
         _require(self.min_tokens >= 0, "min_tokens must be at least 0", "min_tokens", self.min_tokens)
         ok = self.max_tokens is None or self.min_tokens <= self.max_tokens
         _require(ok, f"min_tokens must be less than or equal to max_tokens={self.max_tokens}", "min_tokens", self.min_tokens)
@@ -111,7 +112,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         bias = self.logit_bias or {}
         _require(len(bias) <= MAX_LOGIT_BIAS, f"logit_bias must have at most {MAX_LOGIT_BIAS} entries", "logit_bias", len(bias))
         for token_id, value in bias.items():
-            _require(math.isfinite(value) and -100 <= value <= 100, "logit_bias values must be in [-100, 100]", "logit_bias", value)
+            ok = math.isfinite(value) and -100 <= value <= 100
+            _require(ok, "logit_bias values must be in [-100, 100]", "logit_bias", value)
             _require(token_id >= 0, "logit_bias token ids must not be negative", "logit_bias", token_id)
         words = self.bad_words or ()
         _require(len(words) <= MAX_BAD_WORDS, f"bad_words must have at most {MAX_BAD_WORDS} entries", "bad_words", len(words))
@@ -132,4 +134,3 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def needs_history(self) -> bool:
         """Whether a draw depends on the tokens before it beyond what the KV cache holds, so that it cannot be planned ahead."""
         return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.bad_words)
-

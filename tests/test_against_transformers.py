@@ -10,6 +10,7 @@ import torch
 
 from octavo import build
 from octavo.config import EngineConfig
+from octavo.outputs import TokenDelta
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 
@@ -46,12 +47,13 @@ NEW_TOKENS = 32
 def reference(smollm2_path: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32)
 
 
-def generate(path: Path, dtype: str, prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
+def generate(path: Path, dtype: Any, prompts: list[list[int]], params: SamplingParams) -> dict[int, list[TokenDelta]]:
     loaded = build.load(EngineConfig(model=str(path), dtype=dtype, max_model_len=256, num_gpu_blocks_override=400))
-    engine, outputs = loaded.engine, {}
+    engine = loaded.engine
+    outputs: dict[int, list[TokenDelta]] = {}
     for i, ids in enumerate(prompts):
         engine.add(Request(id=str(i), prompt_token_ids=ids, params=params, seed=0, arrival_time=time.monotonic()))
     while engine.has_work:
@@ -83,6 +85,6 @@ def test_prompt_logprobs_are_close(smollm2_path: Path, reference: Any, dtype: st
         with torch.no_grad():
             logprobs = torch.log_softmax(reference(torch.tensor([ids])).logits[0].double(), -1)
         expected = np.array([float(logprobs[p, token]) for p, token in enumerate(ids[1:])])
-        got = np.array([entry.logprob for entry in ours[i][0].prompt_logprobs])
+        got = np.array([entry.logprob for entry in ours[i][0].prompt_logprobs or ()])
         assert got.shape == expected.shape
         assert np.sqrt(np.mean((got - expected) ** 2)) < tolerance

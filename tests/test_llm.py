@@ -167,6 +167,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers(smollm2_path: Path) -> N
         ({"max_num_batched_tokens": 8}, "--max-num-batched-tokens"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 128}, "--max-model-len"),
         ({"nonsense": 1}, "nonsense"),
+        ({"num_threads": 100_000}, "threads"),
     ],
 )
 def test_what_cannot_work_is_said_in_one_line(smollm2_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -148,8 +148,8 @@ class Scheduler:
         needed = shared + num_sequences * (self.kv.num_blocks_for(limit - 1) - shared)
         if needed > self.kv.device.num_blocks:
             raise ParameterError(
-                f"The request needs up to {needed} KV blocks of {self.kv.block_size} tokens ({num_sequences} x {limit} tokens), "
-                f"but there are only {self.kv.device.num_blocks}. Please reduce max_tokens, n or the prompt.",
+                f"The request needs up to {needed} KV blocks of {self.kv.block_size} tokens ({num_sequences} x {limit} tokens)"
+                f", but there are only {self.kv.device.num_blocks}. Please reduce max_tokens, n or the prompt.",
                 param="max_tokens" if num_sequences == 1 else "n",
                 value=needed,
             )
