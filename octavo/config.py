@@ -33,7 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[Dtype, Meta(description="weights and activations; auto: bfloat16 unless the model is float32")] = "auto"
     kv_cache_dtype: Annotated[KVCacheDtype, Meta(description="of the KV cache; auto: as dtype")] = "auto"
     max_model_len: Annotated[
-        Positive | None, Meta(description="longest prompt plus output in tokens; default: the model's")
+        Positive | None, Meta(description="longest prompt plus output in tokens; default: the model")
     ] = None
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="sequences computed at once")] = 128
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens computed in one step")] = 2048

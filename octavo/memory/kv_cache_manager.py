@@ -51,7 +51,7 @@ class CopyCounters:
 
 
 class KVCacheManager:
-    """Blocks of ``block_size`` tokens. ``max_blocks`` bounds a sequence's table, ``num_rows`` the sequences that run at once."""
+    """Blocks of ``block_size`` tokens. ``max_blocks`` bounds one table, ``num_rows`` the sequences that run at once."""
 
     def __init__(
         self,
