@@ -1,0 +1,104 @@
+"""Matrix products and embeddings over packed weights: against the oracle, and bitwise under the row contract."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.quant.layouts import Dense
+from tests.ops.devices import BF16, DTYPES, ISAS, act, assert_close, device, normal, oracle, same_bits
+
+SEEDS = st.integers(0, 2**32)
+DEPTHS = st.integers(1, 140)
+COLUMNS = st.integers(1, 100)
+ROWS = st.integers(1, 140)
+DEVICES = [(isa, dtype) for isa in ISAS for dtype in DTYPES]
+
+
+@pytest.mark.parametrize(("isa", "dtype"), DEVICES)
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, m=ROWS, k=DEPTHS, n=COLUMNS, bias=st.booleans(), residual=st.booleans())
+def test_linear_is_the_product(isa: str, dtype: str, seed: int, m: int, k: int, n: int, bias: bool, residual: bool) -> None:
+    x, weight = act(normal(seed, m, k), dtype), Dense(act(normal(seed + 1, n, k), dtype))
+    b = normal(seed + 2, n) if bias else None
+    r = normal(seed + 3, m, n) if residual else None
+    expected = oracle(dtype).ops.linear(x, oracle(dtype).weight(weight), bias=b, residual=r)
+    backend = device(isa, dtype)
+    actual = backend.ops.linear(x, backend.weight(weight), bias=b, residual=None if r is None else r.copy())
+    assert_close(actual, expected, scale=k**0.5)
+    backend.begin_step()
+
+
+@pytest.mark.parametrize(("isa", "dtype"), DEVICES)
+@settings(max_examples=25, deadline=None)
+@given(seed=SEEDS, m=ROWS, k=DEPTHS, n=COLUMNS, data=st.data())
+def test_a_row_of_linear_depends_on_nothing_else(
+    isa: str, dtype: str, seed: int, m: int, k: int, n: int, data: st.DataObject
+) -> None:
+    weight = Dense(act(normal(seed, n, k), dtype))
+    row = act(normal(seed + 1, 1, k), dtype)
+    place = data.draw(st.integers(0, m - 1))
+    others = act(normal(seed + 2, m, k), dtype)
+    others[np.arange(m) != place] = np.nan if data.draw(st.booleans()) else 1e30
+    others[place] = row[0]
+    results = []
+    for threads in (1, 2):
+        backend = device(isa, dtype, threads)
+        packed = backend.weight(weight)
+        results.append(backend.to_host(backend.ops.linear(row, packed)))
+        results.append(backend.to_host(backend.ops.linear(others, packed))[place : place + 1])
+        backend.begin_step()
+    assert all(same_bits(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("k", "n"), [(576, 960), (1536, 576), (577, 1000)])
+def test_rows_keep_their_bits_at_every_batch_size(isa: str, k: int, n: int) -> None:
+    backend = device(isa, "bfloat16")
+    packed = backend.weight(Dense(normal(1, n, k).astype(BF16)))
+    x = normal(2, 70 if isa == "amx_emulated" else 400, k).astype(BF16)
+    whole = backend.to_host(backend.ops.linear(x, packed))
+    for m in (1, 2, 3, 5, 8, 12, 13, 17, 25, 33, 64, 65):
+        backend.begin_step()
+        assert same_bits(np.array(backend.ops.linear(x[:m].copy(), packed)), whole[:m])
+
+
+def test_the_bits_of_bfloat16_are_those_of_its_definition() -> None:
+    """Rounding to nearest even on the way in, also of values halfway, of infinities, NaN and the largest numbers."""
+    values = np.array([1.0, 1.00390625, 1.01171875, -0.0, np.inf, -np.inf, np.nan, 3.4e38, 1e-30], np.float32)
+    for isa in ISAS:
+        backend = device(isa, "bfloat16")
+        table = backend.weight(Dense(values.reshape(-1, 1)))
+        read = backend.ops.embedding(np.arange(len(values), dtype=np.int32), table)
+        np.testing.assert_array_equal(read[:, 0], values.astype(BF16).astype(np.float32))
+
+
+@pytest.mark.parametrize(("isa", "dtype"), DEVICES)
+@settings(max_examples=15, deadline=None)
+@given(seed=SEEDS, k=DEPTHS, n=COLUMNS, source=st.sampled_from(DTYPES), count=st.integers(0, 50))
+def test_embedding_reads_rows_back(isa: str, dtype: str, seed: int, k: int, n: int, source: str, count: int) -> None:
+    table = Dense(act(normal(seed, n, k), source))
+    ids = np.random.default_rng(seed).integers(0, n, count, dtype=np.int32)
+    backend = device(isa, dtype)
+    expected = oracle(dtype).ops.embedding(ids, oracle(dtype).weight(table))
+    assert same_bits(np.array(backend.ops.embedding(ids, backend.weight(table))), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_result_may_take_over_the_residual_but_never_the_input(dtype: str) -> None:
+    backend = device("auto", dtype)
+    packed = backend.weight(Dense(normal(1, 48, 48)))
+    residual = normal(2, 9, 48)
+    x = act(residual, dtype)
+    expected = backend.to_host(backend.ops.linear(x, packed)) + residual
+    aliased = x if dtype == "float32" else residual
+    np.testing.assert_array_equal(backend.ops.linear(x, packed, residual=aliased), expected)
+    if dtype == "float32":
+        np.testing.assert_array_equal(x, residual)  # it was the input: left alone
+
+
+def test_empty_batches_are_nothing_special() -> None:
+    backend = device("auto", "bfloat16")
+    packed = backend.weight(Dense(normal(1, 48, 48)))
+    assert backend.ops.linear(np.empty((0, 48), BF16), packed).shape == (0, 48)
+    assert backend.ops.embedding(np.empty(0, np.int32), packed).shape == (0, 48)
