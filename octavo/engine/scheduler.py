@@ -14,12 +14,14 @@ from itertools import count
 from octavo.config import EngineConfig
 from octavo.engine import decoding, ngram
 from octavo.engine.decoding import Planned
+from octavo.engine.deltas import deltas_of, request_metrics
 from octavo.engine.policy import POLICIES
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup, branch_seed
 from octavo.engine.stopping import finish_reason
+from octavo.engine.swap_cost import SwapCost
 from octavo.memory.kv_cache_manager import KVCacheManager, KVUsage
 from octavo.metrics import EngineStats
-from octavo.outputs import FinishReason, RequestMetrics, TokenDelta
+from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.sampling_params import ParameterError
 from octavo.step import PENDING, ModelOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
@@ -39,24 +41,6 @@ class Counters:
 
 PROMPT_LOGPROBS_CHUNK = 256
 """Prompt tokens a step of a request that wants their log-probabilities: each of them costs a row of logits."""
-
-
-class SwapCost:
-    """Whether moving a group to the host and back is cheaper than computing it again, from what steps have measured."""
-
-    def __init__(self) -> None:
-        self._seconds_per_token = 1e-3
-        self._seconds_per_block = 1e-4
-
-    def observe(self, plan: SchedulerOutput, output: ModelOutput) -> None:
-        num_copies = len(plan.copies.swap_in) + len(plan.copies.swap_out)
-        if num_copies:
-            self._seconds_per_block += 0.2 * (output.timings.copies / num_copies - self._seconds_per_block)
-        if plan.num_tokens >= 16:  # a few tokens cost what the weights cost, and say nothing about a long recomputation
-            self._seconds_per_token += 0.2 * (output.timings.forward / plan.num_tokens - self._seconds_per_token)
-
-    def prefers_swap(self, *, num_blocks: int, num_tokens: int) -> bool:
-        return 2 * num_blocks * self._seconds_per_block <= num_tokens * self._seconds_per_token
 
 
 class Scheduler:
@@ -172,7 +156,7 @@ class Scheduler:
         if group.live:
             return None
         self._retire(group)
-        return self._metrics_at_end(group)
+        return request_metrics(group)
 
     def _release(self, seq: Sequence) -> None:
         """Free at once, also with steps in flight: a late write can only touch a slot that is in no hashed block, because
@@ -511,62 +495,16 @@ class Scheduler:
             self._release(seq)
         self.counters.generation_tokens += len(tokens)
         self._note_times(group, now)
-        metrics = self._metrics_at_end(group) if not group.live else None
-        self._emit(group, seq, deltas, tokens, logprobs, reason, stop_reason, metrics)
+        metrics = request_metrics(group) if not group.live else None
+        deltas.extend(deltas_of(group, seq, tokens, logprobs, reason, stop_reason, metrics))
+        group.prompt_logprobs = None
         if metrics is not None:
             self._retire(group)
-
-    def _emit(
-        self,
-        group: SequenceGroup,
-        seq: Sequence,
-        deltas: list[TokenDelta],
-        tokens: list[int],
-        logprobs: list[TokenLogprobs] | None,
-        reason: FinishReason | None,
-        stop_reason: int | None,
-        metrics: RequestMetrics | None,
-    ) -> None:
-        mirrored = group.num_branches > group.num_sequences
-        branches = [b for b in range(group.num_branches) if b not in group.silenced] if mirrored else [seq.branch]
-        for branch in branches:
-            deltas.append(
-                TokenDelta(
-                    request_id=group.request.id,
-                    branch=branch,
-                    token_ids=tokens,
-                    logprobs=logprobs,
-                    prompt_logprobs=group.prompt_logprobs,
-                    cumulative_logprob=seq.cumulative_logprob,
-                    finish_reason=reason,
-                    stop_reason=stop_reason,
-                    num_cached_tokens=group.num_cached_tokens,
-                    metrics=metrics if branch == branches[-1] else None,
-                )
-            )
-            group.prompt_logprobs = None
 
     def _note_times(self, group: SequenceGroup, now: float) -> None:
         if not group.timings.first_token:
             group.timings.first_token = now
         group.timings.last_token = now
-
-    def _metrics_at_end(self, group: SequenceGroup) -> RequestMetrics:
-        arrival, times, usage = group.request.arrival_time, group.timings, group.usage
-        longest = max(seq.num_output_tokens for seq in group.sequences)
-        return RequestMetrics(
-            arrival_time=arrival,
-            queue_time=times.first_scheduled - arrival if times.first_scheduled else None,
-            first_token_time=times.first_token - arrival if times.first_token else None,
-            finished_time=times.last_token - arrival if times.last_token else None,
-            mean_itl=(times.last_token - times.first_token) / (longest - 1) if longest > 1 else None,
-            num_preemptions=group.num_preemptions,
-            num_swaps=group.num_swaps,
-            num_cached_tokens=group.num_cached_tokens,
-            blocks_allocated=usage.allocated,
-            blocks_shared=usage.shared,
-            copy_on_writes=usage.copy_on_writes,
-        )
 
     # ---------------------------------------------------------------------------------------------------------- statistics
 

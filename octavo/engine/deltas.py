@@ -1,0 +1,54 @@
+"""What the engine tells clients: new tokens of a branch, and a request's metrics when it ends. Pure functions of a group."""
+
+from octavo.engine.sequence import Sequence, SequenceGroup
+from octavo.outputs import FinishReason, RequestMetrics, TokenDelta
+from octavo.step import TokenLogprobs
+
+
+def deltas_of(
+    group: SequenceGroup,
+    seq: Sequence,
+    tokens: list[int],
+    logprobs: list[TokenLogprobs] | None,
+    reason: FinishReason | None,
+    stop_reason: int | None,
+    metrics: RequestMetrics | None,
+) -> list[TokenDelta]:
+    """One delta for each branch that ``seq`` stands for: its own, or all that were not aborted when they are equal. What is
+    said once for a request is on the first (prompt log-probabilities) or the last (metrics)."""
+    mirrored = group.num_branches > group.num_sequences
+    branches = [b for b in range(group.num_branches) if b not in group.silenced] if mirrored else [seq.branch]
+    return [
+        TokenDelta(
+            request_id=group.request.id,
+            branch=branch,
+            token_ids=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=group.prompt_logprobs if branch == branches[0] else None,
+            cumulative_logprob=seq.cumulative_logprob,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            num_cached_tokens=group.num_cached_tokens,
+            metrics=metrics if branch == branches[-1] else None,
+        )
+        for branch in branches
+    ]
+
+
+def request_metrics(group: SequenceGroup) -> RequestMetrics:
+    """Times and costs of a request, as far as they are known."""
+    arrival, times, usage = group.request.arrival_time, group.timings, group.usage
+    longest = max(seq.num_output_tokens for seq in group.sequences)
+    return RequestMetrics(
+        arrival_time=arrival,
+        queue_time=times.first_scheduled - arrival if times.first_scheduled else None,
+        first_token_time=times.first_token - arrival if times.first_token else None,
+        finished_time=times.last_token - arrival if times.last_token else None,
+        mean_itl=(times.last_token - times.first_token) / (longest - 1) if longest > 1 else None,
+        num_preemptions=group.num_preemptions,
+        num_swaps=group.num_swaps,
+        num_cached_tokens=group.num_cached_tokens,
+        blocks_allocated=usage.allocated,
+        blocks_shared=usage.shared,
+        copy_on_writes=usage.copy_on_writes,
+    )
