@@ -58,11 +58,11 @@ class Completions:
             envelope,
             LogprobFormat(frontend.tokenizer, top=request.logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)),
         )
-        if answer.prompt_only and request.logprobs is None:
-            return answer.echo_only()
         generation = service.generation(
             answer.computed_request(), prompts, http=http, request_id=envelope.id, prompt_logprobs=answer.num_prompt_logprobs
         )
+        if answer.prompt_only and answer.num_prompt_logprobs is None:
+            return answer.echo_only(service.options.write_timeout)
         generation.submit()
         if request.stream:
             return await self._streamed(generation, answer)
@@ -174,8 +174,8 @@ class CompletionAnswer:
         """The response, when every choice is complete."""
         return self._response([self._choice(index) for index in range(len(self._parts))])
 
-    def echo_only(self) -> Response:
-        """A prompt sent back: nothing is computed."""
+    def echo_only(self, write_timeout: float) -> Response:
+        """A prompt sent back: nothing is computed. The request has passed the same checks as any other."""
         choices = [
             CompletionChoice(
                 index=index,
@@ -188,7 +188,7 @@ class CompletionAnswer:
         ]
         if not self._request.stream:
             return json_response(self._response(choices))
-        return sse.EventStream(self._echo_events(choices), on_gone=lambda: None, write_timeout=60.0)
+        return sse.EventStream(self._echo_events(choices), on_gone=lambda: None, write_timeout=write_timeout)
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes]:
         """The chunks, ``[DONE]`` last."""

@@ -1,6 +1,7 @@
 """Every way in which a request can be wrong: its status, its field, and always the one shape."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty must be greater than zero"),
     ({"n": 0}, "n", "n must be between 1 and 128, got 0."),
     ({"n": 129}, "n", "n must be between 1 and 128, got 129."),
+    ({"n": 2**31 - 1}, "n", "n must be between 1 and 128, got 2147483647."),
     ({"n": 2**40}, "n", "n: expected `int` <="),
     ({"seed": 2**64}, "seed", "seed must fit in 64 bits"),
     ({"min_tokens": 20}, "min_tokens", "min_tokens must be less than or equal to max_tokens=16"),
@@ -113,6 +115,32 @@ def test_bad_completions(bench: Bench, fields: dict[str, Any], param: str, words
         assert status == 400
         return
     assert (status, error["param"]) == (400, param) and words in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"prompt": [5] * 65}, "input_tokens"),
+        ({"prompt": [999999]}, "prompt"),
+        ({"temperature": 9}, "temperature"),
+        ({"stop": [""]}, "stop"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_echo_passes_the_same_checks(bench: Bench, fields: dict[str, Any], param: str, stream: bool) -> None:
+    error = bench.error(COMPLETIONS, **{"prompt": "hi", "echo": True, "max_tokens": 0, "stream": stream, **fields})
+    assert (error["code"], error["param"]) == (400, param)
+
+
+def test_n_is_refused_before_anything_grows_with_it(bench: Bench) -> None:
+    tracemalloc.start()
+    bench.error(COMPLETIONS, prompt=["x"] * 64, n=2**31 - 1)
+    bench.error(CHAT, messages=HELLO, n=2**31 - 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50 << 20
 
 
 @pytest.mark.parametrize(

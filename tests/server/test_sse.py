@@ -178,6 +178,12 @@ def test_echo_of_nothing_more_with_logprobs_drops_the_token(bench: Bench) -> Non
     assert choice["text"] == "".join(choice["logprobs"]["tokens"]) and answer["usage"]["completion_tokens"] == 0
 
 
+def test_echo_of_nothing_more_with_prompt_logprobs_is_computed(bench: Bench) -> None:
+    _, answer = bench.post("/v1/completions", prompt=[40, 41], max_tokens=0, echo=True, prompt_logprobs=1)
+    first, second = answer["choices"][0]["prompt_logprobs"]
+    assert first is None and next(iter(second)) == "41" and answer["usage"]["completion_tokens"] == 0
+
+
 def test_a_stop_string_ends_the_choice_and_tells_the_engine(bench: Bench) -> None:
     _, answer = bench.post("/v1/completions", prompt="x", stop=["two"], n=2, max_tokens=20)
     for choice in answer["choices"]:
