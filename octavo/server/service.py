@@ -156,10 +156,11 @@ class Service:
             )
             requests.append(self._engine_request(request, prompt, sampling, arrival))
         record = RequestRecord(request_id=request_id, arrival=arrival, stream=bool(request.stream))
-        http.scope["state"]["record"] = record
-        return Generation(
+        generation = Generation(
             requests, client=self.client, tokenizer=frontend.tokenizer, metrics=self.metrics, record=record, log=self.log
         )
+        http.scope["state"]["generation"] = generation
+        return generation
 
     def _engine_request(
         self, request: CompletionRequest | ChatRequest, prompt: Prompt, sampling: SamplingParams, arrival: float

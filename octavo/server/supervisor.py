@@ -25,6 +25,7 @@ from octavo.server.status import Status
 from octavo.server.wire import (
     Abort,
     Add,
+    Ended,
     Fatal,
     FromEngine,
     Load,
@@ -90,14 +91,18 @@ class Supervisor:
         if self._table.pending >= self._max_pending:
             raise errors.busy(self._table.retry_after())
         self._table.add(request, mailbox)
-        self._status.queue_full = self._table.pending >= self._max_pending
+        self._note_queue()
         self._send(Add(request))
         self._status.expect()
 
     def abort(self, request_id: str, branch: int | None = None) -> None:
-        if self._table.abort(request_id, branch):
-            self._status.queue_full = self._table.pending >= self._max_pending
+        if not self._table.abort(request_id, branch):
+            return
+        self._note_queue()
+        if self._status.engine_up:
             self._send(Abort(request_id, branch))
+        else:  # an engine that loads has not been given the request, and takes no message before it is ready
+            self._table.settle(request_id, None)
 
     # the process
 
@@ -128,6 +133,9 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self._engine.process.kill()
 
+    def _note_queue(self) -> None:
+        self._status.queue_full = self._table.pending >= self._max_pending
+
     def _send(self, message: ToEngine) -> None:
         if self._connection is not None:
             self._connection.send(message)
@@ -135,6 +143,8 @@ class Supervisor:
     def _on_message(self, message: FromEngine) -> None:
         if isinstance(message, Step):
             self._on_step(message)
+        elif isinstance(message, Ended):
+            self._table.settle(message.request_id, message.metrics)
         elif isinstance(message, Refused):
             self._on_refused(message)
         elif isinstance(message, Progress):
@@ -151,7 +161,7 @@ class Supervisor:
             self._status.steps.observe(step.seconds)
         if step.stats is not None:
             self._stats = step.stats
-        self._status.queue_full = self._table.pending >= self._max_pending
+        self._note_queue()
         self._status.heard(busy=len(self._table) > 0)
 
     def _on_refused(self, message: Refused) -> None:
@@ -160,6 +170,7 @@ class Supervisor:
         else:
             error = errors.from_parameter_error(ParameterError(message.message, param=message.param))
         self._table.refuse(message.request_id, error)
+        self._note_queue()
         self._status.heard(busy=len(self._table) > 0)
 
     def _on_engine_ready(self, ready: Ready) -> None:
@@ -184,6 +195,7 @@ class Supervisor:
         self._status.down()
         self._before, self._stats = continued(_at_rest(self._stats), self._before), EngineStats()
         self._table.engine_lost(errors.engine_restarted())
+        self._note_queue()
         loop = asyncio.get_running_loop()
         exit_status = await loop.run_in_executor(None, reap, engine.process)
         if self._closing:

@@ -1,0 +1,182 @@
+"""The supervisor with a scripted engine process on the other end of its socket."""
+
+import asyncio
+import concurrent.futures
+import io
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.outputs import RequestMetrics, TokenDelta
+from octavo.server import wire
+from octavo.server.engine_client import Mailbox
+from octavo.server.engine_handle import EngineProcess
+from octavo.server.request_log import Log
+from octavo.server.status import Status
+from octavo.server.supervisor import Supervisor
+from octavo.server.wire import Abort, Add, Ended, FrameReader, Load, Ready, Refused, Step, frame
+from tests.server.fakes import MODEL
+from tests.server.test_engine_loop import delta, request
+
+READY = Ready(
+    started_at=0.0,
+    model_config=MODEL,
+    max_model_len=64,
+    num_device_blocks=8,
+    num_host_blocks=0,
+    block_size=16,
+    dtype="float32",
+    backend="fake",
+    isa="none",
+    phases={},
+)
+
+
+class FakeProcess:
+    """Ends when it is killed, which closes its socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.killed = False
+        self.pid = -1
+
+    def wait(self, timeout: float | None = None) -> int:
+        return -9 if self.killed else 70
+
+    def kill(self) -> None:
+        self.killed = True
+        self.sock.close()
+
+
+class FakeEngineProcess:
+    """One life of the engine: what it was told, and a way to speak."""
+
+    def __init__(self) -> None:
+        ours, self.sock = socket.socketpair()
+        self.sock.setblocking(False)
+        self.process = FakeProcess(self.sock)
+        self.handle = EngineProcess(self.process, ours, 0.0)  # type: ignore[arg-type]  # as much of a Popen as is used
+        self._reader, self._decode = FrameReader(), wire.to_engine_decoder().decode
+        self.told: list[wire.ToEngine] = []
+
+    def say(self, *messages: wire.FromEngine) -> None:
+        self.sock.sendall(b"".join(map(frame, messages)))
+
+    async def hear(self) -> wire.ToEngine:
+        while not self.told:
+            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 1 << 16), 5)
+            self.told += [self._decode(body) for body in self._reader.feed(data)]
+        return self.told.pop(0)
+
+    async def silent(self) -> bool:
+        """Whether it has been told nothing more."""
+        await asyncio.sleep(0.02)
+        try:
+            return not self.told and not self.sock.recv(1)
+        except BlockingIOError:
+            return not self.told
+
+
+class Stage:
+    """A supervisor and the engine processes that it has started, the first one attached but not ready."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.engines = [FakeEngineProcess()]
+        self.status = Status()
+        self.status.text_ready()
+        self.log = io.StringIO()
+        monkeypatch.setattr(EngineProcess, "spawn", staticmethod(self._spawn))
+        self.supervisor = Supervisor(
+            status=self.status,
+            log=Log(self.log, as_json=True),
+            spawner=concurrent.futures.ThreadPoolExecutor(1),
+            max_pending=2,
+            on_ready=lambda ready, process: None,
+            **options,
+        )
+
+    def _spawn(self) -> EngineProcess:
+        self.engines.append(FakeEngineProcess())
+        return self.engines[-1].handle
+
+    @property
+    def engine(self) -> FakeEngineProcess:
+        return self.engines[-1]
+
+    async def begin(self) -> None:
+        await self.supervisor.attach(self.engine.handle, EngineConfig(model="m"))
+        self.engine.say(READY)
+        await until(lambda: self.status.engine_up)
+
+    async def successor(self) -> FakeEngineProcess:
+        """The engine process that follows a crash, having been told what to load."""
+        count = len(self.engines)
+        self.engine.sock.close()
+        await until(lambda: len(self.engines) > count)
+        assert isinstance(await self.engine.hear(), Load)
+        return self.engine
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def play(scene: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(scene(), 20)
+
+    asyncio.run(limited())
+
+
+def test_an_engine_that_loads_is_told_of_no_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage, gone, kept = Stage(monkeypatch), Mailbox(), Mailbox()
+        await stage.begin()
+        stage.supervisor.submit(request("gone"), gone)
+        stage.supervisor.submit(request("kept"), kept)
+        assert [await stage.engine.hear(), await stage.engine.hear()] == [Add(request("gone")), Add(request("kept"))]
+        engine = await stage.successor()
+        stage.supervisor.abort("gone")
+        assert await engine.silent()
+        assert await gone.accounts(5) == [] and gone._settled.is_set()
+        engine.say(READY)
+        assert await engine.hear() == Add(request("kept"))
+        stage.supervisor.abort("kept")
+        assert await engine.hear() == Abort("kept")
+        metrics = RequestMetrics(arrival_time=0.0, num_swaps=3)
+        engine.say(Ended(request_id="kept", metrics=metrics))
+        assert await kept.accounts(5) == [metrics]
+
+    play(scene)
+
+
+def test_a_refusal_makes_room_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch)
+        await stage.begin()
+        for name in ("a", "b"):
+            stage.supervisor.submit(request(name), Mailbox())
+        assert stage.status.ready()[1] == {"status": "queue full"}
+        stage.engine.say(Refused(request_id="a", message="never fits"))
+        await until(lambda: stage.supervisor.pending == 1)
+        assert stage.status.ready()[0] == 200
+
+    play(scene)
+
+
+def test_tokens_arrive_and_the_engine_owes_nothing_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage, mailbox = Stage(monkeypatch), Mailbox()
+        await stage.begin()
+        stage.supervisor.submit(request("a"), mailbox)
+        last: TokenDelta = delta("a", last=True)
+        stage.engine.say(Step(deltas=[last]))
+        assert await mailbox.get() == [last]
+        assert stage.status.silence() == 0.0
+
+    play(scene)
