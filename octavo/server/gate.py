@@ -60,8 +60,7 @@ class Gate:
         size = len(scope.get("raw_path", b"")) + len(scope.get("query_string", b""))
         size += sum(len(name) + len(value) for name, value in headers)
         if size > self._max_header_bytes or scope["state"].get("headers_cut"):
-            message = f"The request's headers are larger than the limit of {self._max_header_bytes} bytes."
-            raise ApiError(431, message, headers={"connection": "close"})
+            raise errors.headers_too_large(self._max_header_bytes)
         known = dict(headers)
         if scope["path"] not in PROBES and not self._keys.admits(known.get(b"authorization")):
             raise errors.unauthorized()
