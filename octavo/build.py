@@ -302,7 +302,7 @@ def _pool_too_small(
         ways.append(f"--max-model-len {left * config.block_size} --kv-cache-memory-bytes {left * spec.bytes_per_block}")
     if not ways:
         mib = 2**20
-        return f"the weights take {weight_bytes / mib:.0f} of the {memory / mib:.0f} MiB that this process may use: no room is left"
+        return f"the weights take {weight_bytes / mib:.0f} of the {memory / mib:.0f} MiB there are to use: no room is left"
     commands = ", or ".join(f"`octavo serve {config.model} {way}`" for way in ways[:3])
     return (
         f"one sequence of {max_model_len} tokens needs {needed / 2**20:.0f} MiB of KV cache, but the pool has "
