@@ -87,9 +87,9 @@ class Completions:
         texts, ids = split_prompts(request.prompt, self._service.options.max_prompts)
         limits = self._service.loaded().limits
         if texts is not None:
-            special = request.add_special_tokens is not False
-            ids = await self._service.encode(texts, add_special_tokens=special)
-        cut = [params.truncated(list(token_ids), request, limits) for token_ids in ids]
+            cut = await self._service.encode_prompts(texts, request, special=request.add_special_tokens is not False)
+        else:
+            cut = [params.truncated(token_ids, request, limits) for token_ids in ids]
         shown: list[str | None] = [None] * len(cut)
         if request.echo and texts is not None and request.truncate_prompt_tokens is None:
             shown = list(texts)

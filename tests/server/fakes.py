@@ -16,6 +16,7 @@ from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.server.app import build_app
 from octavo.server.engine_client import Mailbox
+from octavo.server.names import ModelNames
 from octavo.server.options import ServerOptions
 from octavo.server.request_log import Log
 from octavo.server.service import Frontend, Service
@@ -141,7 +142,7 @@ class Bench:
         self.frontend = msgspec.structs.replace(frontend, fingerprint="octavo-test")
         self.service = Service(
             options=options or ServerOptions(),
-            names=("tiny", "alias"),
+            names=ModelNames(("tiny", "alias"), frozenset({"/secret/tiny"})),
             client=self.engine,
             status=self.status,
             log=Log(self.log, as_json=True),

@@ -159,6 +159,7 @@ def test_n_is_refused_before_anything_grows_with_it(bench: Bench) -> None:
         ({"messages": HELLO, "tool_choice": "auto"}, "tool_choice", "`tools` must be set"),
         ({"messages": HELLO, "chat_template": "{{ x }}"}, "chat_template", "not trusted"),
         ({"messages": HELLO, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "cannot set 'messages'"),
+        ({"messages": HELLO, "chat_template_kwargs": {"thinking": 1}}, "chat_template_kwargs", "does not use 'thinking'"),
         ({"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "both"),
         ({"messages": HELLO, "max_completion_tokens": 100}, "max_completion_tokens", "max_completion_tokens=100 cannot"),
         ({"messages": [{"role": "user", "content": "word " * 200}]}, "input_tokens", "maximum context length"),
@@ -225,6 +226,10 @@ def test_unknown_model_route_and_method(bench: Bench) -> None:
     error = bench.error(COMPLETIONS, prompt="a", model="gpt-4")
     assert error["code"] == 404 and error["type"] == "NotFoundError" and error["param"] == "model"
     assert error["message"] == "The model `gpt-4` does not exist. Valid aliases: tiny, alias."
+    for path, subject in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": HELLO}), ("/tokenize", {"prompt": "a"})):
+        status, _, body = bench.call("POST", path, {**subject, "model": "/secret/tiny"})
+        assert status == 200 and b"secret" not in body, "a path is understood and never told"
+    assert b"secret" not in bench.call("GET", "/v1/models")[2]
     status, _, body = bench.call("GET", "/v1/nothing")
     assert error_of(status, body)["message"] == "Not Found" and status == 404
     status, headers, body = bench.call("GET", COMPLETIONS)
