@@ -1,8 +1,8 @@
 """Keeps one engine process alive and is the ``EngineClient`` in front of it.
 
-Starts the process, sends it the configuration, hands its messages on and, when it dies, tells the running streams, starts
-another and submits again what had no token yet. Gives up for a configuration that cannot work and after three crashes in a
-minute. Knows nothing of HTTP or text; the engine's end of every promise about crashes is kept here.
+Starts the process, sends it the configuration, hands its messages on and, when it dies or is stuck, tells the running streams,
+starts another and submits again what had no token yet. Gives up for a configuration that cannot work and after three crashes
+in a minute. Knows nothing of HTTP or text; the engine's end of every promise about crashes is kept here.
 """
 
 import asyncio
@@ -10,7 +10,8 @@ import concurrent.futures
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from octavo.config import EngineConfig
 from octavo.metrics import EngineStats, continued
@@ -22,6 +23,7 @@ from octavo.server.engine_handle import Connection, EngineProcess, describe, rea
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.request_log import Log
 from octavo.server.status import Status
+from octavo.server.watchdog import INTERVAL, Watchdog, cpu_seconds
 from octavo.server.wire import (
     Abort,
     Add,
@@ -56,12 +58,14 @@ class Supervisor:
         spawner: concurrent.futures.ThreadPoolExecutor,
         max_pending: int,
         on_ready: Callable[[Ready, EngineProcess], None],
+        watch_interval: float = INTERVAL,
     ) -> None:
         self._status = status
         self._log = log
         self._spawner = spawner
         self._max_pending = max_pending
         self._on_ready = on_ready
+        self._watch_interval = watch_interval
         self._table = RequestTable()
         self._config: EngineConfig | None = None
         self._engine: EngineProcess | None = None
@@ -114,6 +118,7 @@ class Supervisor:
         _, self._connection = await loop.create_unix_connection(
             lambda: Connection(self._on_message, self._on_lost), sock=engine.sock
         )
+        self._in_background(self._watch(engine))
 
     async def close(self) -> None:
         """Ends the engine process: politely, then not."""
@@ -183,9 +188,23 @@ class Supervisor:
 
     def _on_lost(self) -> None:
         if not self._closing:
-            task = asyncio.get_running_loop().create_task(self._after_crash())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._in_background(self._after_crash())
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch(self, engine: EngineProcess) -> None:
+        """Kills an engine that is stuck, which is then a crash like any other."""
+        watchdog = Watchdog(self._status, lambda: cpu_seconds(engine.process.pid))
+        while self._engine is engine and not self._closing:
+            await asyncio.sleep(self._watch_interval)
+            if self._engine is engine and self._status.engine_up and watchdog.stuck():
+                silence = self._status.silence()
+                self._fatal = Fatal(kind="engine", message=f"no sign of life for {silence:.0f} s of work")
+                engine.process.kill()
+                return
 
     async def _after_crash(self) -> None:
         """Tells the streams first, then finds out why, then decides whether to go on."""

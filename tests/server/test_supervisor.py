@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import io
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,9 +15,11 @@ from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.server import wire
 from octavo.server.engine_client import Mailbox
 from octavo.server.engine_handle import EngineProcess
+from octavo.server.errors import ApiError
 from octavo.server.request_log import Log
-from octavo.server.status import Status
+from octavo.server.status import STALL_SECONDS, Status
 from octavo.server.supervisor import Supervisor
+from octavo.server.watchdog import BUSY_FACTOR, INTERVAL, Watchdog, cpu_seconds
 from octavo.server.wire import Abort, Add, Ended, FrameReader, Load, Ready, Refused, Step, frame
 from tests.server.fakes import MODEL
 from tests.server.test_engine_loop import delta, request
@@ -180,3 +183,59 @@ def test_tokens_arrive_and_the_engine_owes_nothing_after_the_last(monkeypatch: p
         assert stage.status.silence() == 0.0
 
     play(scene)
+
+
+def test_a_stuck_engine_is_replaced_like_a_crashed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is heard from it and it computes nothing: its streams are told, and what waited goes to the next."""
+    monkeypatch.setattr(Status, "stall_limit", lambda self: 0.05)
+
+    async def scene() -> None:
+        stage, streaming, waiting = Stage(monkeypatch, watch_interval=0.01), Mailbox(), Mailbox()
+        await stage.begin()
+        stage.supervisor.submit(request("streaming"), streaming)
+        stage.engine.say(Step(deltas=[delta("streaming")]))
+        assert len(await streaming.get()) == 1
+        stage.supervisor.submit(request("waiting"), waiting)
+        stuck = stage.engine
+        with pytest.raises(ApiError) as told:
+            await streaming.get()
+        assert told.value.type == "engine_restarted" and stuck.process.killed
+        await until(lambda: len(stage.engines) == 2)
+        assert isinstance(await stage.engine.hear(), Load)
+        stage.engine.say(READY)
+        assert await stage.engine.hear() == Add(request("waiting"))
+        stage.engine.say(Step(deltas=[delta("waiting", last=True)]))
+        assert (await waiting.get())[0].finish_reason == "stop"
+        assert stage.status.restarts == 1 and "no sign of life" in stage.log.getvalue()
+        await asyncio.sleep(0.2)
+        assert stage.status.restarts == 1, "an engine without work may be silent"
+
+    play(scene)
+
+
+def test_an_engine_that_computes_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, cpu = [100.0], [0.0]
+    monkeypatch.setattr("octavo.server.status.time.monotonic", lambda: clock[0])
+    status = Status()
+    status.up()
+    status.expect()
+    watchdog = Watchdog(status, lambda: cpu[0])
+
+    def look(seconds: float, computed: float) -> bool:
+        clock[0] += seconds
+        cpu[0] += computed
+        return watchdog.stuck()
+
+    assert not look(STALL_SECONDS / 2, 0.0)
+    assert not look(STALL_SECONDS, INTERVAL)
+    assert look(INTERVAL, 0.0)
+    assert not look(INTERVAL, INTERVAL)
+    assert look(BUSY_FACTOR * STALL_SECONDS, INTERVAL)
+    assert not Watchdog(Status(), lambda: None).stuck()
+    assert Watchdog(status, lambda: None).stuck()
+
+
+def test_processor_time_is_read() -> None:
+    before = cpu_seconds(os.getpid())
+    assert before is not None and before > 0
+    assert cpu_seconds(2**31 - 1) is None
