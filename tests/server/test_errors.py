@@ -258,6 +258,17 @@ def test_not_loaded_and_draining(bench: Bench) -> None:
     assert bench.call("GET", "/healthz/live")[0] == 200
 
 
+def test_ready_means_that_a_request_would_be_taken(bench: Bench) -> None:
+    """The engine may be up before the tokenizer is read."""
+    frontend, bench.service.frontend, bench.status.text_up = bench.service.frontend, None, False
+    for path in ("/health", "/healthz/ready", "/v1/models"):
+        assert bench.call("GET", path)[0] == 503
+    assert bench.call("POST", COMPLETIONS, {"prompt": "a"})[0] == 503
+    bench.service.frontend = frontend
+    bench.status.text_ready()
+    assert bench.call("GET", "/healthz/ready")[0] == bench.call("POST", COMPLETIONS, {"prompt": "a"})[0] == 200
+
+
 def test_strict_refuses_unknown_fields(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ServerOptions(strict=True))
     error = bench.error(COMPLETIONS, prompt="a", temprature=1)

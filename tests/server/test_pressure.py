@@ -97,7 +97,8 @@ class Guest:
     def _streamed(self) -> tuple[list[str], list[str], dict[str, int]]:
         *events, done = (self.answer or b"").decode().strip().split("\n\n")
         assert done == "data: [DONE]"
-        texts, reasons, usage = [""] * self.n, [""] * self.n, {}
+        usage: dict[str, int] = {}
+        texts, reasons = [""] * self.n, [""] * self.n
         for event in events:
             chunk = json.loads(event.removeprefix("data: "))
             usage = chunk.get("usage") or usage
