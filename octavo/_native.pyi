@@ -1,6 +1,7 @@
 """The native kernels. Arrays are C-contiguous numpy arrays; results lie in the device's arena until its next begin_step().
 
-Ops mean what ``octavo.backends.base.Ops`` says. Wrong types raise TypeError; wrong sizes and values out of range, ValueError.
+Ops mean what ``octavo.backends.base.Ops`` says. Wrong types raise TypeError; wrong sizes and values out of range, ValueError;
+memory that runs out, on any thread, MemoryError; threads that the system refuses, RuntimeError.
 """
 
 from collections.abc import Sequence
