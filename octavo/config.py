@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 Dtype = Literal["auto", "bfloat16", "float32", "half", "float16", "float"]
+Quantization = Literal["auto", "none", "int8", "int4"]
 KVCacheDtype = Literal["auto", "bfloat16", "float32"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -31,6 +32,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "safetensors", "gguf", "dummy"], Meta(description="where weights come from; dummy: random")
     ] = "auto"
     dtype: Annotated[Dtype, Meta(description="weights and activations; auto: bfloat16 unless the model is float32")] = "auto"
+    quantization: Annotated[
+        Quantization,
+        Meta(description="of weights; auto: as a GGUF file stores them; none: plain numbers; int8, int4: done when loading"),
+    ] = "auto"
     kv_cache_dtype: Annotated[KVCacheDtype, Meta(description="of the KV cache; auto: as dtype")] = "auto"
     max_model_len: Annotated[
         Positive | None, Meta(description="longest prompt plus output in tokens; default: the model")
