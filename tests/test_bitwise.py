@@ -41,7 +41,7 @@ def load(path: Path, dtype: str, weight_format: WeightFormat, *, num_threads: in
     return LoadedModel(config, model, backend, weight_format)
 
 
-VARIANTS = {
+VARIANTS: dict[str, tuple[str, WeightFormat]] = {
     "bfloat16": ("bfloat16", "plain"),
     "float32": ("float32", "plain"),
     "as stored": ("bfloat16", "stored"),
@@ -49,9 +49,9 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="module", params=VARIANTS.values(), ids=VARIANTS)
+@pytest.fixture(scope="module", params=VARIANTS)
 def loaded(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[LoadedModel]:
-    dtype, weight_format = request.param
+    dtype, weight_format = VARIANTS[request.param]
     yield load(smollm2_path, dtype, weight_format)
 
 

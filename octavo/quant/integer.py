@@ -13,7 +13,7 @@ from octavo.quant.layouts import GROUP, Int4Group, Int8Group, Integer
 _CHUNK = 1 << 17
 """Values quantized at once: the intermediate arrays stay in the second-level cache."""
 
-_SHRINK = (1.0, 0.92, 0.84)
+_SHRINK = (1.0, 0.88)
 """Parts of a group's range that 4 bits are first spread over: a few values cut off may make the steps of all others finer."""
 
 _SMALLEST = np.float32(2.0**-24)

@@ -113,13 +113,14 @@ def layout_of(source: DummySource, weight_format: WeightFormat, *, columns: int 
 
 def test_matrices_that_are_fused_share_a_layout() -> None:
     exact = layout_of(DummySource(), "plain").dequantize()
-    for stored, expected in [
+    cases: list[tuple[dict[str, Callable[[np.ndarray], Integer]], type[Layout]]] = [
         ({"q": quantize_int4, "k": quantize_int4}, Int4Group),
         ({"q": quantize_int8, "k": quantize_int8}, Int8Group),
         ({"q": quantize_int4, "k": quantize_int8}, Int8Group),
         ({"q": quantize_int4}, Dense),
         ({}, Dense),
-    ]:
+    ]
+    for stored, expected in cases:
         layout = layout_of(Mixed(stored), "stored")
         assert isinstance(layout, expected)
         assert isinstance(layout_of(Mixed(stored), "plain"), Dense)
@@ -133,7 +134,7 @@ def test_quantizing_when_loading() -> None:
     kept = layout_of(Mixed({"q": quantize_int4, "k": quantize_int4}), "int4")
     again = layout_of(Mixed({"q": quantize_int4, "k": quantize_int4}), "stored")
     np.testing.assert_array_equal(kept.dequantize(), again.dequantize())
-    with pytest.raises(ConfigError, match="'q' has 48 inputs, not a multiple of 32.*--quantization none"):
+    with pytest.raises(ConfigError, match=r"'q' has 48 inputs, not a multiple of 32.*--quantization none"):
         layout_of(DummySource(), "int8", columns=48)
 
 
@@ -143,5 +144,5 @@ def test_a_weight_that_cannot_be_quantized_is_named() -> None:
             super().read(name, out)
             out[0] = np.inf
 
-    with pytest.raises(ConfigError, match="'q' cannot be quantized .a weight is infinite.*--quantization none"):
+    with pytest.raises(ConfigError, match=r"'q' cannot be quantized .a weight is infinite.*--quantization none"):
         layout_of(Broken(), "int4")
