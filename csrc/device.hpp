@@ -69,6 +69,8 @@ private:
     void multiply(LinearArgs args, const PackedWeight& weight);
     void stage_activations(LinearArgs& args);
     bool attend(const AttentionArgs& args, std::vector<AttentionUnit> units);
+    // At least so many floats, aligned to a cache line, for the unit that `thread` is working on.
+    float* attention_scratch(int thread, size_t floats);
 
     const KernelTable* kernels_;
     const IntegerKernels* integer_;
@@ -76,7 +78,7 @@ private:
     Arrays arrays_;
     Arena arena_;
     ThreadPool pool_;
-    std::mutex busy_;
+    std::mutex busy_; // held while the pool runs an op; the two below are touched by the op's units only
     std::vector<std::vector<float>> attention_scratch_; // one a thread
     std::vector<LogitsScratch> logits_scratch_;         // one a thread
 };

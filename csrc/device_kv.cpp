@@ -70,6 +70,12 @@ void Device::write_kv(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::
     over_rows(in.shape[0], work, [&](int64_t r0, int64_t r1) { kernels_->write_kv(args, r0, r1); });
 }
 
+float* Device::attention_scratch(int thread, size_t floats) {
+    std::vector<float>& memory = attention_scratch_[thread];
+    if (memory.size() < floats + 16) memory.resize(floats + 16);
+    return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+}
+
 // Where there are too few units to occupy the threads, long ones are cut into their partitions, and these merged in order:
 // as a unit does it by itself, so that the result is the same.
 bool Device::attend(const AttentionArgs& args, std::vector<AttentionUnit> units) {
@@ -90,15 +96,10 @@ bool Device::attend(const AttentionArgs& args, std::vector<AttentionUnit> units)
             parts.push_back({unit.seq, unit.kv_head, unit.row0, unit.row1, part, part + 1, unit.state + i * floats});
         }
     }
-    const size_t floats = kernels_->attention_scratch(args, rows) + 16;
-    for (std::vector<float>& scratch : attention_scratch_) {
-        if (scratch.size() < floats) scratch.resize(floats);
-    }
+    const auto floats = static_cast<size_t>(kernels_->attention_scratch(args, rows));
     std::atomic<bool> valid{true};
     over_units(static_cast<int64_t>(parts.size()), [&](int64_t i, int thread) {
-        auto address = reinterpret_cast<uintptr_t>(attention_scratch_[thread].data());
-        auto* scratch = reinterpret_cast<float*>((address + 63) / 64 * 64);
-        if (!kernels_->attention(args, parts[i], scratch)) valid = false;
+        if (!kernels_->attention(args, parts[i], attention_scratch(thread, floats))) valid = false;
     });
     if (parts.size() == units.size() || !valid) return valid;
     over_units(static_cast<int64_t>(units.size()), [&](int64_t i, int) {

@@ -6,12 +6,6 @@
 
 inline int64_t bf16_block_elements(int64_t k) { return round_up(k, kDepthStep) * kColumnBlock; }
 
-inline int64_t bf16_element(int64_t n, int64_t k, int64_t depth) {
-    int64_t column = n % kColumnBlock, step = k / kDepthStep, pair = k % kDepthStep / 2;
-    return n / kColumnBlock * bf16_block_elements(depth) + (step * 2 + column / 16) * kTileElements + pair * 32 +
-           column % 16 * 2 + k % 2;
-}
-
 inline void pack_column_bf16(const PackArgs& a, int64_t n, uint16_t* dst) {
     const uint16_t* bf16 = static_cast<const uint16_t*>(a.src) + n * a.k;
     const float* fp32 = static_cast<const float*>(a.src) + n * a.k;
@@ -44,15 +38,43 @@ void pack(const PackArgs& a, int64_t block0, int64_t block1) {
     }
 }
 
+// Inputs [k, k + count) of a column, from the tile that holds them; count is at most kDepthStep.
+inline void read_column_bf16(const uint16_t* tile, float* out, int64_t count) {
+    for (int64_t i = 0; i + 1 < count; i += 2) {
+        uint16_t pair[2];
+        __builtin_memcpy(pair, tile + i * 16, sizeof pair);
+        out[i] = from_bf16(pair[0]);
+        out[i + 1] = from_bf16(pair[1]);
+    }
+    if (count % 2) out[count - 1] = from_bf16(tile[(count - 1) * 16]);
+}
+
+inline const uint16_t* column_bf16(const EmbeddingArgs& a, int64_t n) {
+    return static_cast<const uint16_t*>(a.table) + n / kColumnBlock * bf16_block_elements(a.k) +
+           n % kColumnBlock / 16 * kTileElements + n % 16 * 2;
+}
+
+// A column has a cache line of its own for each pair of inputs; hardware does not guess where those of the next id lie.
+inline void embed_bf16(const uint16_t* tile, const uint16_t* next, float* out, int64_t depth) {
+    for (int64_t k = 0; k < depth; k += kDepthStep) {
+        for (int64_t i = 0; i < kDepthStep; i += 2) __builtin_prefetch(next + i * 16);
+        if (k + kDepthStep <= depth) read_column_bf16(tile, out + k, kDepthStep);
+        else read_column_bf16(tile, out + k, depth - k);
+        tile += 2 * kTileElements;
+        next += 2 * kTileElements;
+    }
+}
+
 void embedding(const EmbeddingArgs& a, int64_t row0, int64_t row1) {
     for (int64_t r = row0; r < row1; ++r) {
-        int64_t n = a.ids[r];
         float* out = a.out + r * a.k;
-        const float* fp32 = static_cast<const float*>(a.table) + n / kColumnBlock * a.k * kColumnBlock + n % kColumnBlock;
-        const uint16_t* bf16 = static_cast<const uint16_t*>(a.table);
-        for (int64_t k = 0; k < a.k; ++k) {
-            out[k] = a.bf16 ? from_bf16(bf16[bf16_element(n, k, a.k)]) : fp32[k * kColumnBlock];
+        if (a.bf16) {
+            embed_bf16(column_bf16(a, a.ids[r]), column_bf16(a, a.ids[r + 1 < row1 ? r + 1 : r]), out, a.k);
+            continue;
         }
+        const int64_t n = a.ids[r];
+        const float* from = static_cast<const float*>(a.table) + n / kColumnBlock * a.k * kColumnBlock + n % kColumnBlock;
+        for (int64_t k = 0; k < a.k; ++k) out[k] = from[k * kColumnBlock];
     }
 }
 

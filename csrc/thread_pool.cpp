@@ -52,13 +52,20 @@ FlushDenormals::~FlushDenormals() {
 }
 
 ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cores) {
-    for (int i = 1; i < num_threads; ++i) {
-        workers_.emplace_back([this, i] { loop(i); });
-        if (static_cast<int>(cores.size()) == num_threads) pin(workers_.back(), cores[i]);
+    try {
+        for (int i = 1; i < num_threads; ++i) {
+            workers_.emplace_back([this, i] { loop(i); });
+            if (static_cast<int>(cores.size()) == num_threads) pin(workers_.back(), cores[i]);
+        }
+    } catch (...) {
+        stop(); // a thread that is destroyed while it runs would end the process
+        throw;
     }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
     stopping_ = true;
     ++epoch_;
     epoch_.notify_all();

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -14,6 +15,7 @@ namespace octavo {
 class ThreadPool {
 public:
     // cores: one to pin each further thread to, or empty. The caller's own thread is never pinned.
+    // Throws std::system_error where the system refuses a thread.
     ThreadPool(int num_threads, const std::vector<int>& cores);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
@@ -21,21 +23,51 @@ public:
 
     int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-    // Calls body(unit, thread) for each unit in [0, count), thread in [0, size()). The body must not throw. One caller at a time.
+    // Calls body(unit, thread) for each unit in [0, count), thread in [0, size()). One caller at a time. What a body throws is
+    // thrown here, once all threads have left the op; units that had not begun by then are left out.
     template <class Body> void run(int64_t count, const Body& body) {
         if (count <= 1 || workers_.empty()) {
             for (int64_t i = 0; i < count; ++i) body(i, 0);
             return;
         }
-        submit(count, [](const void* b, int64_t unit, int thread) { (*static_cast<const Body*>(b))(unit, thread); }, &body);
+        Failure failure;
+        auto guarded = [&](int64_t unit, int thread) noexcept {
+            if (failure.happened()) return;
+            try {
+                body(unit, thread);
+            } catch (...) {
+                failure.keep();
+            }
+        };
+        using Guarded = decltype(guarded);
+        submit(count, [](const void* b, int64_t unit, int thread) { (*static_cast<const Guarded*>(b))(unit, thread); }, &guarded);
+        failure.rethrow();
     }
 
 private:
+    // The first exception of an op.
+    class Failure {
+    public:
+        bool happened() const { return happened_.load(std::memory_order_relaxed); }
+        void keep() {
+            if (!happened_.exchange(true)) first_ = std::current_exception();
+        }
+        // After all threads have left the op.
+        void rethrow() const {
+            if (first_) std::rethrow_exception(first_);
+        }
+
+    private:
+        std::atomic<bool> happened_{false};
+        std::exception_ptr first_;
+    };
+
     using Call = void (*)(const void* body, int64_t unit, int thread);
 
     void submit(int64_t count, Call call, const void* body);
     bool work(uint32_t epoch, int thread);
     void loop(int thread);
+    void stop();
 
     std::vector<std::thread> workers_;
     // High half: the op's number; low half: units not yet claimed. A claim succeeds only on the op it was meant for, and an op

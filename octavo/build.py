@@ -308,9 +308,12 @@ def _pool_too_small(
         ways += [f"--gpu-memory-utilization {enough:.2f}", f"--kv-cache-memory-bytes {needed}"]
     if spec.dtype == "float32":
         ways.append("--kv-cache-dtype bfloat16")
+    left = int((memory - weight_bytes) * 0.9) // spec.bytes_per_block
+    if not ways and left > 0:
+        ways.append(f"--max-model-len {left * config.block_size} --kv-cache-memory-bytes {left * spec.bytes_per_block}")
     if not ways:
-        short = max(1, (memory - weight_bytes) // 2 // spec.bytes_per_block) * config.block_size
-        ways.append(f"--max-model-len {short} --gpu-memory-utilization 0.9")
+        mib = 2**20
+        return f"the weights take {weight_bytes / mib:.0f} of the {memory / mib:.0f} MiB there are to use: no room is left"
     commands = ", or ".join(f"`octavo serve {config.model} {way}`" for way in ways[:3])
     return (
         f"one sequence of {max_model_len} tokens needs {needed / 2**20:.0f} MiB of KV cache, but the pool has "

@@ -1,4 +1,4 @@
-"""What is counted: ``StepStats`` and ``EngineStats`` (engine to API), and histograms with fixed buckets.
+"""What is counted: ``EngineStats`` after every step (engine to API), and histograms with fixed buckets.
 
 A leaf: plain numbers, no exporter. The engine fills ``EngineStats`` and sends it with its deltas; the server renders it.
 Counters only grow for the life of one engine process; gauges are the value after the last step.
@@ -46,20 +46,6 @@ COUNTERS = EngineStats.__struct_fields__[EngineStats.__struct_fields__.index("st
 def continued(stats: EngineStats, before: EngineStats) -> EngineStats:
     """``stats`` with the counters of an earlier engine added, so that they keep growing when a new engine takes over."""
     return msgspec.structs.replace(stats, **{name: getattr(stats, name) + getattr(before, name) for name in COUNTERS})
-
-
-class StepStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step: what it computed and how long it took, in seconds."""
-
-    step_id: int = 0
-    num_sequences: int = 0
-    num_tokens: int = 0
-    num_prompt_tokens: int = 0
-    num_generated: int = 0
-    seconds: float = 0.0
-    schedule_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    commit_seconds: float = 0.0
 
 
 class Histogram:

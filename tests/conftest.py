@@ -1,5 +1,6 @@
-"""What tests of several parts share: the demo model, fetched once into the user's cache."""
+"""What tests of several parts share: the demo model, fetched once into the user's cache, and a server of it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,3 +12,16 @@ def smollm2_path() -> Path:
     from octavo.weights.hub import resolve_model
 
     return resolve_model("smollm2", revision=None, progress=False)
+
+
+@pytest.fixture(scope="session")
+def served_smollm2(smollm2_path: Path) -> Iterator[str]:
+    """The base URL, without ``/v1``, of ``octavo serve smollm2`` in its own processes. It ends well when it is asked to."""
+    from tests.server.tiny import RunningServer
+
+    server = RunningServer("smollm2")
+    try:
+        yield server.wait_ready().url
+        assert server.stop() == 0, "\n".join(server.lines)
+    finally:
+        server.kill()

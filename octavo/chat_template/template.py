@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Template, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateSyntaxError, meta, nodes
 
 from octavo.chat_template.sandbox import (
     MAX_OUTPUT_CHARACTERS,
@@ -24,6 +24,7 @@ from octavo.config import ConfigError
 from octavo.sampling_params import ParameterError
 
 MAX_TEMPLATE_CHARACTERS = 2**20
+_MAX_NAME_SHOWN = 64
 _MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", "tools")
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now", "documents"})
 
@@ -31,6 +32,8 @@ _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "raise
 @dataclass(frozen=True, slots=True)
 class _Compiled:
     template: Template
+    variables: frozenset[str]
+    """The names that it reads and does not set itself."""
     takes_parts: bool
     """Whether it goes through a message's content part by part; else parts are joined to one text for it."""
 
@@ -51,9 +54,11 @@ class ChatTemplate:
             if len(text) > MAX_TEMPLATE_CHARACTERS:
                 raise ConfigError(f"The chat template in {source} is longer than {MAX_TEMPLATE_CHARACTERS} characters.")
             try:
-                takes_parts = _takes_parts(environment.parse(text))
+                tree = environment.parse(text)
+                takes_parts, variables = _takes_parts(tree), frozenset(meta.find_undeclared_variables(tree))
                 code = environment.compile(environment.instrument(text), name=name)
-                compiled[name] = _Compiled(Template.from_code(environment, code, environment.make_globals(None)), takes_parts)
+                template = Template.from_code(environment, code, environment.make_globals(None))
+                compiled[name] = _Compiled(template, variables, takes_parts)
             except (TemplateSyntaxError, RecursionError, SyntaxError, ValueError) as error:
                 line = getattr(error, "lineno", None)
                 where = f" at line {line}" if line else ""
@@ -81,8 +86,8 @@ class ChatTemplate:
             raise ParameterError(
                 "continue_final_message and add_generation_prompt cannot both be true.", param="continue_final_message"
             )
-        extra = _extra_variables(template_kwargs)
         chosen = self._choose(bool(tools))
+        extra = _extra_variables(template_kwargs, known=chosen.variables)
         plain = [_plain_message(message, i, takes_parts=chosen.takes_parts) for i, message in enumerate(_checked(messages))]
         marker = _mark_end(plain) if continue_final_message else ""
         variables = {
@@ -175,11 +180,18 @@ def _plain_tool_call(call: Any, index: int) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _extra_variables(template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+def _extra_variables(template_kwargs: Mapping[str, Any] | None, *, known: frozenset[str]) -> dict[str, Any]:
+    """Raises ParameterError for names that are not the caller's to set, and for those that would change nothing."""
     extra = dict(template_kwargs or {})
     for name in extra:
         if not isinstance(name, str) or not name.isidentifier() or name in _OWN_VARIABLES:
             raise ParameterError(f"chat_template_kwargs cannot set {name!r}.", param="chat_template_kwargs", value=name)
+    unused = [name[:_MAX_NAME_SHOWN] for name in extra if name not in known]
+    if unused:
+        raise ParameterError(
+            f"chat_template_kwargs: this model's chat template does not use {', '.join(map(repr, unused[:5]))}.",
+            param="chat_template_kwargs",
+        )
     return extra
 
 

@@ -21,6 +21,7 @@ T = TypeVar("T")
 PREFIX = "OCTAVO_"
 _SUFFIXES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
+_METAVARS = {"tokenizer": "PATH", "chat_template": "FILE"}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -28,7 +29,14 @@ class Parser(argparse.ArgumentParser):
     """One line and status 64 for what the user can put right."""
 
     def __init__(self, *, prog: str, description: str, usage: str) -> None:
-        super().__init__(prog=prog, description=description, usage=usage, formatter_class=_Formatter, allow_abbrev=False)
+        super().__init__(
+            prog=prog,
+            description=description,
+            usage=usage,
+            epilog=f"Each flag can also be set in the environment: --max-num-seqs as {PREFIX}MAX_NUM_SEQS, and so on.",
+            formatter_class=_Formatter,
+            allow_abbrev=False,
+        )
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {message}; see {self.prog} --help", file=sys.stderr, flush=True)
@@ -38,6 +46,13 @@ class Parser(argparse.ArgumentParser):
 class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=110)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """A switch that is off is shown under its name alone, one that is on with the way to turn it off; both always work."""
+        if isinstance(action, argparse.BooleanOptionalAction):
+            name = action.option_strings[0]
+            return f"--[no-]{name[2:]}" if action.const else name
+        return super()._format_action_invocation(action)
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -90,7 +105,7 @@ def add_flags(parser: argparse.ArgumentParser, struct: type[Any], *, title: str,
             continue
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field), "dest": field.name}
         if field.kind == "bool":
-            group.add_argument(field.flag, action=argparse.BooleanOptionalAction, **options)
+            group.add_argument(field.flag, action=argparse.BooleanOptionalAction, **options).const = field.default
         elif field.kind == "list":
             group.add_argument(field.flag, action="extend", nargs="+", metavar=_metavar(field), **options)
         else:
@@ -100,13 +115,25 @@ def add_flags(parser: argparse.ArgumentParser, struct: type[Any], *, title: str,
 def _metavar(field: Field) -> str:
     if field.choices:
         return "{" + ",".join(field.choices) + "}"
+    if field.name in _METAVARS:
+        return _METAVARS[field.name]
     return {"int": "N", "float": "X"}.get(field.kind, field.name.rpartition("_")[2].upper())
 
 
 def _help(field: Field) -> str:
-    shown = {True: "on", False: "off"}.get(field.default, field.default) if field.kind == "bool" else field.default
-    tells = "default" in field.help or field.default in (None, (), msgspec.NODEFAULT)
-    return field.help.replace("%", "%%") + ("" if tells else f" (default: {shown})")
+    """The description with the default at its end, the type's own or the one that the description tells of."""
+    text, *told = re.split("; default:? ", field.help, maxsplit=1)
+    if not told and field.default not in (None, (), msgspec.NODEFAULT):
+        told = [_shown(field)]
+    return text.replace("%", "%%") + "".join(f" (default: {default})" for default in told)
+
+
+def _shown(field: Field) -> str:
+    if field.kind == "bool":
+        return "on" if field.default else "off"
+    if field.kind == "int" and field.default >= 2**20 and field.default % 2**20 == 0:
+        return f"{field.default // 2**20}M"
+    return f"{field.default:g}" if field.kind == "float" else str(field.default)
 
 
 def configure(struct: type[T], arguments: argparse.Namespace, environment: Mapping[str, str]) -> T:

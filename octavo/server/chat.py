@@ -89,8 +89,8 @@ class Chat:
             continue_final_message=request.continue_final_message,
             template_kwargs=request.chat_template_kwargs,
         )
-        (ids,) = await self._service.encode([text], add_special_tokens=bool(request.add_special_tokens))
-        return Prompt(text, params.truncated(ids, request, self._service.loaded().limits))
+        (ids,) = await self._service.encode_prompts([text], request, special=bool(request.add_special_tokens))
+        return Prompt(text, ids)
 
 
 class ChatAnswer:

@@ -58,11 +58,11 @@ class Completions:
             envelope,
             LogprobFormat(frontend.tokenizer, top=request.logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)),
         )
-        if answer.prompt_only and request.logprobs is None:
-            return answer.echo_only()
         generation = service.generation(
             answer.computed_request(), prompts, http=http, request_id=envelope.id, prompt_logprobs=answer.num_prompt_logprobs
         )
+        if answer.prompt_only and answer.num_prompt_logprobs is None:
+            return answer.echo_only(service.options.write_timeout)
         generation.submit()
         if request.stream:
             return await self._streamed(generation, answer)
@@ -87,9 +87,9 @@ class Completions:
         texts, ids = split_prompts(request.prompt, self._service.options.max_prompts)
         limits = self._service.loaded().limits
         if texts is not None:
-            special = request.add_special_tokens is not False
-            ids = await self._service.encode(texts, add_special_tokens=special)
-        cut = [params.truncated(list(token_ids), request, limits) for token_ids in ids]
+            cut = await self._service.encode_prompts(texts, request, special=request.add_special_tokens is not False)
+        else:
+            cut = [params.truncated(token_ids, request, limits) for token_ids in ids]
         shown: list[str | None] = [None] * len(cut)
         if request.echo and texts is not None and request.truncate_prompt_tokens is None:
             shown = list(texts)
@@ -174,8 +174,8 @@ class CompletionAnswer:
         """The response, when every choice is complete."""
         return self._response([self._choice(index) for index in range(len(self._parts))])
 
-    def echo_only(self) -> Response:
-        """A prompt sent back: nothing is computed."""
+    def echo_only(self, write_timeout: float) -> Response:
+        """A prompt sent back: nothing is computed. The request has passed the same checks as any other."""
         choices = [
             CompletionChoice(
                 index=index,
@@ -188,7 +188,7 @@ class CompletionAnswer:
         ]
         if not self._request.stream:
             return json_response(self._response(choices))
-        return sse.EventStream(self._echo_events(choices), on_gone=lambda: None, write_timeout=60.0)
+        return sse.EventStream(self._echo_events(choices), on_gone=lambda: None, write_timeout=write_timeout)
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes]:
         """The chunks, ``[DONE]`` last."""

@@ -6,6 +6,7 @@ engine dies, who is told and who is sent again. Every request ends in its mailbo
 """
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import deque
@@ -14,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from octavo.metrics import EngineStats
-from octavo.outputs import TokenDelta
+from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 
 _DRAIN_WINDOW = 30.0
@@ -28,6 +29,10 @@ class Mailbox:
         self._deltas: list[TokenDelta] = []
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._accounts: list[RequestMetrics] = []
+        self._accounts_due = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
 
     def put(self, delta: TokenDelta) -> None:
         self._deltas.append(delta)
@@ -54,6 +59,26 @@ class Mailbox:
         await self.wait()
         deltas, self._deltas = self._deltas, []
         return deltas
+
+    def expect_account(self) -> None:
+        """One more request will end in an account of what it cost."""
+        self._accounts_due += 1
+        self._settled.clear()
+
+    def put_account(self, metrics: RequestMetrics | None) -> None:
+        """A request has ended in the engine; None when nobody is left to say what it cost."""
+        if metrics is not None:
+            self._accounts.append(metrics)
+        self._accounts_due -= 1
+        if self._accounts_due <= 0:
+            self._settled.set()
+
+    async def accounts(self, timeout: float) -> list[RequestMetrics]:
+        """What each request cost, as far as it has become known within ``timeout`` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._settled.wait()
+        return self._accounts
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -87,10 +112,14 @@ class _Entry(msgspec.Struct, gc=False):
 
 
 class RequestTable:
-    """The requests that an engine holds, by id, in order of arrival."""
+    """The requests that an engine holds, by id, in order of arrival.
+
+    A request may end here before it ends in the engine; until then its mailbox is kept for the account of what it cost.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
+        self._unsettled: dict[str, Mailbox] = {}
         self._pending = 0
         self._finished: deque[float] = deque(maxlen=1024)
 
@@ -103,11 +132,18 @@ class RequestTable:
         return self._pending
 
     def add(self, request: Request, mailbox: Mailbox) -> None:
+        """Raises ``ValueError`` for an id that is here already."""
+        if request.id in self._unsettled:
+            raise ValueError(f"request id {request.id} is in use")
+        self._unsettled[request.id] = mailbox
+        mailbox.expect_account()
         self._entries[request.id] = _Entry(request=request, mailbox=mailbox, open_branches=set(range(request.params.n)))
         self._pending += 1
 
     def deliver(self, delta: TokenDelta) -> None:
-        """Hands a delta to its mailbox. Deltas of requests and branches that have ended are dropped."""
+        """Hands a delta to its mailbox. Deltas of requests and branches that have ended are dropped, but for the account."""
+        if delta.metrics is not None:
+            self.settle(delta.request_id, delta.metrics)
         entry = self._entries.get(delta.request_id)
         if entry is None or delta.branch not in entry.open_branches:
             return
@@ -125,6 +161,13 @@ class RequestTable:
         entry = self._remove(request_id)
         if entry is not None:
             entry.mailbox.fail(error)
+        self.settle(request_id, None)
+
+    def settle(self, request_id: str, metrics: RequestMetrics | None) -> None:
+        """The engine holds nothing of a request any more, and this is what it cost."""
+        mailbox = self._unsettled.pop(request_id, None)
+        if mailbox is not None:
+            mailbox.put_account(metrics)
 
     def abort(self, request_id: str, branch: int | None) -> bool:
         """Forgets a request, or one branch of it. Returns whether the engine has to be told."""
@@ -142,6 +185,8 @@ class RequestTable:
         for request_id, entry in list(self._entries.items()):
             if entry.started or entry.submissions >= _MAX_SUBMISSIONS:
                 self.refuse(request_id, error)
+        for request_id in self._unsettled.keys() - self._entries.keys():
+            self.settle(request_id, None)
 
     def resubmit(self) -> list[Request]:
         """The requests that a new engine is to be given."""
@@ -150,7 +195,7 @@ class RequestTable:
         return [entry.request for entry in self._entries.values()]
 
     def fail_all(self, error: Exception) -> None:
-        for request_id in list(self._entries):
+        for request_id in list(self._unsettled):
             self.refuse(request_id, error)
 
     def retry_after(self) -> int:

@@ -18,13 +18,14 @@ from typing import Protocol
 
 from octavo.config import ConfigError
 from octavo.metrics import EngineStats
-from octavo.outputs import TokenDelta
+from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.sampling_params import ParameterError
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.wire import (
     Abort,
     Add,
+    Ended,
     Fatal,
     FrameReader,
     FromEngine,
@@ -51,7 +52,7 @@ class SteppedEngine(Protocol):
     @property
     def has_work(self) -> bool: ...
     def add(self, request: Request) -> None: ...
-    def abort(self, request_id: str, branch: int | None = None) -> object: ...
+    def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None: ...
     def step(self) -> list[TokenDelta]: ...
     def stats(self) -> EngineStats: ...
 
@@ -100,7 +101,9 @@ class EngineLoop:
         if isinstance(message, Add):
             self._add(message.request)
         elif isinstance(message, Abort):
-            self._engine.abort(message.request_id, message.branch)
+            metrics = self._engine.abort(message.request_id, message.branch)
+            if metrics is not None:
+                self._channel.send(Ended(request_id=message.request_id, metrics=metrics))
             if not self._engine.has_work:
                 self._send_stats()
 

@@ -100,6 +100,11 @@ def unauthorized() -> ApiError:
     return ApiError(401, message, headers={"www-authenticate": "Bearer"})
 
 
+def headers_too_large(limit: int) -> ApiError:
+    message = f"The request's headers are larger than the limit of {limit} bytes."
+    return ApiError(431, message, headers={"connection": "close"})
+
+
 def busy(retry_after: int) -> ApiError:
     message = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
     return ApiError(503, message, headers={"retry-after": str(retry_after)})

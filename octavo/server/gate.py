@@ -15,10 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.sampling_params import ParameterError
 from octavo.server import errors
-from octavo.server.accounting import RequestRecord, ServerMetrics
+from octavo.server.accounting import ServerMetrics
 from octavo.server.auth import Keyring
 from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
+from octavo.server.generation import Generation
 from octavo.server.options import ServerOptions
 from octavo.server.protocol import MAX_ID
 from octavo.server.request_log import Log
@@ -52,15 +53,14 @@ class Gate:
         except Exception as error:
             await self._refuse(passage, error)
         finally:
-            self._account(scope, passage)
+            await self._account(scope, passage)
 
     def _admit(self, scope: Scope, passage: "_Passage") -> None:
         headers = scope["headers"]
         size = len(scope.get("raw_path", b"")) + len(scope.get("query_string", b""))
         size += sum(len(name) + len(value) for name, value in headers)
         if size > self._max_header_bytes or scope["state"].get("headers_cut"):
-            message = f"The request's headers are larger than the limit of {self._max_header_bytes} bytes."
-            raise ApiError(431, message, headers={"connection": "close"})
+            raise errors.headers_too_large(self._max_header_bytes)
         known = dict(headers)
         if scope["path"] not in PROBES and not self._keys.admits(known.get(b"authorization")):
             raise errors.unauthorized()
@@ -94,7 +94,11 @@ class Gate:
         self._log.error("internal_error", details, error_id=error_id, request_id=passage.request_id.decode())
         return errors.internal(error_id)
 
-    def _account(self, scope: Scope, passage: "_Passage") -> None:
+    async def _account(self, scope: Scope, passage: "_Passage") -> None:
+        seconds = time.monotonic() - passage.arrival
+        generation = scope["state"].get("generation")
+        if isinstance(generation, Generation):
+            await generation.settle()
         status = passage.status or _CLIENT_GONE
         if scope["path"] in _UNLOGGED:
             return
@@ -104,11 +108,10 @@ class Gate:
             "method": scope["method"],
             "path": scope["path"][:MAX_ID],
             "status": status,
-            "total_ms": round((time.monotonic() - passage.arrival) * 1000, 2),
+            "total_ms": round(seconds * 1000, 2),
         }
-        record = scope["state"].get("record")
-        if isinstance(record, RequestRecord):
-            fields.update(record.log_fields())
+        if isinstance(generation, Generation):
+            fields.update(generation.record.log_fields())
         self._log.info("request", **fields)
 
 

@@ -1,14 +1,15 @@
 """One client's request on its way through the engine: submit its prompts, turn deltas into updates, end it once.
 
-Whatever happens (done, refused, client gone, engine lost), ``close`` runs exactly once: it aborts what the engine still holds
-and accounts for the request. Knows nothing of JSON; completions and chat put the updates into their shapes.
+Whatever happens (done, refused, client gone, engine lost), ``close`` aborts what the engine still holds, and ``settle``, after
+the answer is out, counts the request. Knows nothing of JSON; completions and chat put the updates into their shapes.
 """
 
 import asyncio
+import contextlib
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 
@@ -24,6 +25,9 @@ from octavo.tokenizer import Tokenizer
 
 ANSWER_WAIT = 1.0
 """Seconds for which a stream's response line waits for the engine's first word, so that a refusal can be a status code."""
+
+ACCOUNT_WAIT = 1.0
+"""Seconds for which the books of an answered request wait for the engine's account of one that was ended from here."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -52,6 +56,7 @@ class Generation:
         self._log = log
         self._mailbox = Mailbox()
         self._closed = False
+        self._counts = False
         offsets = itertools.accumulate((request.params.n for request in requests), initial=0)
         self._processors = {
             request.id: OutputProcessor(request, tokenizer, first_index=first)
@@ -68,24 +73,24 @@ class Generation:
         try:
             for request in self._requests:
                 self._client.submit(request, self._mailbox)
-        except errors.ApiError:
+        except Exception:
             self.close()
             raise
+        self._counts = True
 
     async def answered(self) -> None:
         """Waits a moment for the engine's first word. Raises ``ApiError`` when that is a refusal."""
-        try:
+        with self._noting_failure(), contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_WAIT):
                 await self._mailbox.wait()
-        except TimeoutError:
-            return
 
     async def updates(self) -> AsyncIterator[list[ChoiceUpdate]]:
         """What is new, in order, until every choice is complete. Raises ``ApiError`` and ``ClientGone``."""
         while not all(processor.finished for processor in self._processors.values()):
-            deltas = await self._mailbox.get()
-            now = time.monotonic()
-            updates = [update for delta in deltas if (update := self._process(delta, now)) is not None]
+            with self._noting_failure():
+                deltas = await self._mailbox.get()
+                now = time.monotonic()
+                updates = [update for delta in deltas if (update := self._process(delta, now)) is not None]
             if updates:
                 yield updates
 
@@ -97,7 +102,7 @@ class Generation:
             self.close()
 
     def close(self) -> None:
-        """Ends what still runs and counts the request. May be called again."""
+        """Ends what still runs. May be called again."""
         if self._closed:
             return
         self._closed = True
@@ -105,7 +110,29 @@ class Generation:
             if not self._processors[request.id].finished:
                 self._client.abort(request.id)
         self.record.ended = time.monotonic()
-        self._metrics.observe(self.record)
+
+    async def settle(self) -> None:
+        """Fills the record with what the engine says the request cost, and counts it unless it was refused."""
+        for metrics in await self._mailbox.accounts(ACCOUNT_WAIT):
+            self._account(metrics)
+        if self._counts:
+            self._counts = False
+            self._metrics.observe(self.record)
+
+    @contextlib.contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """A failure is the request's outcome, but for a refusal: what was never taken is in no statistics of requests."""
+        try:
+            yield
+        except ClientGone:
+            raise
+        except Exception as error:
+            record = self.record
+            if isinstance(error, errors.ApiError) and error.status < 500:
+                self._counts = False
+            else:
+                record.finish_reasons += ["error"] * (record.n * record.model_requests - len(record.finish_reasons))
+            raise
 
     def _process(self, delta: TokenDelta, now: float) -> ChoiceUpdate | None:
         if delta.error is not None:
@@ -113,8 +140,6 @@ class Generation:
             self._log.error("engine_error", delta.error, request_id=self.record.request_id, error_id=error_id)
             raise errors.internal(error_id)
         update = self._processors[delta.request_id].process(delta)
-        if delta.metrics is not None:
-            self._account(delta.metrics)
         if update is None:
             return None
         if update.abort:
@@ -140,6 +165,7 @@ class Generation:
 
     def _account(self, metrics: RequestMetrics) -> None:
         record = self.record
-        record.queue_time = max(record.queue_time or 0.0, metrics.queue_time or 0.0)
+        if metrics.queue_time is not None:
+            record.queue_time = max(record.queue_time or 0.0, metrics.queue_time)
         record.preemptions += metrics.num_preemptions
         record.swaps += metrics.num_swaps

@@ -5,6 +5,7 @@ Signals belong to ``main``, not to uvicorn. Bytes that are no HTTP get the one e
 
 import asyncio
 import contextlib
+import http
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from octavo.server import errors
+from octavo.server.errors import ApiError
 from octavo.server.options import ServerOptions
 
 KEEP_ALIVE_SECONDS = 30
@@ -50,20 +52,25 @@ def _bounded_protocol(options: ServerOptions) -> type[asyncio.Protocol]:
     class Bounded(BoundedProtocol):
         max_header_bytes = options.max_header_bytes
         header_timeout = options.read_timeout
+        write_timeout = options.write_timeout
 
     return Bounded
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with a cap on what headers may take, in bytes and in time."""
+    """HTTP/1.1 with a cap on what headers may take, in bytes and in time, and on the time a client may leave bytes unread."""
 
     max_header_bytes: int
     header_timeout: float
+    write_timeout: float
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._messages = 0
         self._header_bytes = 0
+        self._unparsed_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn asks for asyncio.Transport, which it gets
@@ -71,17 +78,32 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        message, in_headers = self._messages, self._header_timer is not None
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._header_timer is None:
+            if self._between_requests():  # bytes that begin nothing, and have stopped the clock of an idle connection
+                self._start_header_timer()
+            return
+        # The parser reports a header when it is complete. One that never is would be counted, and kept, without end.
+        self._unparsed_bytes = self._unparsed_bytes + len(data) if in_headers and message == self._messages else 0
+        if self._unparsed_bytes > self.max_header_bytes:
+            self._refuse(errors.headers_too_large(self.max_header_bytes))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._messages += 1
         self._header_bytes = 0
         self._start_header_timer()
         self.scope["state"]["abort_connection"] = self.transport.abort
 
     def on_url(self, url: bytes) -> None:
-        if self._count(len(url)):
-            super().on_url(url)
+        super().on_url(url if self._count(len(url)) else b"/"[len(self.url) :])
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._count(len(name) + len(value)):
@@ -92,12 +114,40 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        body = errors.malformed("The request is not valid HTTP/1.1.").body()
-        head = (
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            b"content-length: %d\r\n\r\n" % len(body)
-        )
-        self.transport.write(head + body)
+        self._refuse(errors.malformed("The request is not valid HTTP/1.1."))
+
+    def timeout_keep_alive_handler(self) -> None:
+        """An idle connection is closed; one that has not read its answer yet would never close by itself."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start_write_timer()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request is answered as if it had not asked to upgrade, which HTTP allows; no line of the log is due."""
+
+    def _between_requests(self) -> bool:
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and not self.pipeline and self.timeout_keep_alive_task is None
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers what is not a request, if that is possible, and closes."""
+        self._stop_header_timer()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()  # the answer would land in the middle of another
+            return
+        body = error.body()
+        phrase = http.HTTPStatus(error.status).phrase
+        head = f"HTTP/1.1 {error.status} {phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()
 
     def _count(self, size: int) -> bool:
@@ -122,3 +172,20 @@ class BoundedProtocol(HttpToolsProtocol):
     def _headers_late(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
+
+    def _start_write_timer(self) -> None:
+        self._stop_write_timer()
+        unread = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self.write_timeout, self._write_late, unread)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _write_late(self, unread: int) -> None:
+        """A slow reader is given more time, one that has read nothing is not."""
+        if self.transport.get_write_buffer_size() < unread:
+            self._start_write_timer()
+        else:
+            self.transport.abort()

@@ -22,6 +22,7 @@ from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.http_server import make_server
 from octavo.server.listen import url_of
 from octavo.server.main import Started
+from octavo.server.names import ModelNames
 from octavo.server.options import ServerOptions
 from octavo.server.request_log import Log, LogBridge
 from octavo.server.service import Frontend, Service
@@ -63,7 +64,7 @@ class Lifecycle:
         )
         self._service = Service(
             options=self._options,
-            names=self._options.served_model_name or (self._config.model,),
+            names=ModelNames.of(self._config.model, self._options.served_model_name),
             client=self._supervisor,
             status=self._status,
             log=self._log,

@@ -22,7 +22,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key: Annotated[tuple[str, ...], Meta(description="key that clients must send; may be given several times")] = ()
     insecure_no_auth: Annotated[bool, Meta(description="listen on any address without a key")] = False
     served_model_name: Annotated[
-        tuple[str, ...], Meta(description="names that clients may call the model; default: as given")
+        tuple[str, ...], Meta(description="names that clients may call the model; default: as given, of a path the last part")
     ] = ()
     drain_timeout: Annotated[float, Meta(ge=0, description="seconds that running requests get to finish after SIGTERM")] = 30.0
     strict: Annotated[bool, Meta(description="refuse unknown request fields instead of answering with a warning")] = False

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.sampling_params import ParameterError, SamplingParams
+from octavo.sampling_params import MAX_N, ParameterError, SamplingParams
 from octavo.server import errors
 from octavo.server.errors import ApiError
 from octavo.server.protocol import ChatRequest, CompletionRequest, SamplingFields
@@ -86,7 +86,12 @@ def check_supported(request: SamplingFields) -> None:
 
 
 def check_combinations(request: SamplingFields, limits: ModelLimits) -> None:
-    """Raises ``ApiError`` 400 for fields that contradict each other or the server's configuration."""
+    """Raises ``ApiError`` 400 for fields that contradict each other or the server's configuration.
+
+    ``n`` is looked at here although ``SamplingParams`` will too: whatever grows with it may then be built in between.
+    """
+    if request.n is not None and not 1 <= request.n <= MAX_N:
+        raise ParameterError(f"n must be between 1 and {MAX_N}, got {request.n}.", param="n", value=request.n)
     if request.stream_options is not None and not request.stream:
         raise errors.invalid("Stream options can only be defined when `stream=True`.", "stream_options")
     if request.stream and (request.prompt_logprobs or 0) > 0:

@@ -74,7 +74,6 @@ async def events_or_error(events: AsyncIterator[bytes], generation: Generation, 
     except ClientGone:
         return
     except ApiError as error:
-        generation.record.finish_reasons.append("error")
         yield sse.raw_event(error.body()) + sse.DONE
     except ParameterError as error:
         yield sse.raw_event(errors.from_parameter_error(error).body()) + sse.DONE

@@ -24,15 +24,15 @@ from octavo.server.accounting import RequestRecord, ServerMetrics
 from octavo.server.engine_client import EngineClient
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
+from octavo.server.names import ModelNames
 from octavo.server.options import ServerOptions
 from octavo.server.params import ModelLimits
-from octavo.server.protocol import MAX_ID, ChatRequest, CompletionRequest, Message
+from octavo.server.prompt_text import TextEncoder
+from octavo.server.protocol import MAX_ID, ChatRequest, CompletionRequest, Message, SamplingFields
 from octavo.server.request_log import Log
 from octavo.server.status import Status
 from octavo.tokenizer import Tokenizer
 
-_INLINE_CHARACTERS = 8192
-"""Prompts up to this length are tokenized on the event loop; a thread costs more than it saves."""
 _ID = re.compile(r"[\x21-\x7e]+")
 
 
@@ -40,6 +40,7 @@ class Frontend(msgspec.Struct, frozen=True):
     """What the API process knows of the model."""
 
     tokenizer: Tokenizer
+    encoder: TextEncoder
     limits: ModelLimits
     fingerprint: str
 
@@ -53,7 +54,7 @@ class Frontend(msgspec.Struct, frozen=True):
             priority_scheduling=config.scheduling_policy == "priority",
         )
         digest = hashlib.sha256(msgspec.json.encode((model, config.dtype, config.kv_cache_dtype, config.load_format)))
-        return Frontend(tokenizer, limits, f"octavo-{__version__}-{digest.hexdigest()[:8]}")
+        return Frontend(tokenizer, TextEncoder(tokenizer), limits, f"octavo-{__version__}-{digest.hexdigest()[:8]}")
 
 
 class Service:
@@ -63,14 +64,15 @@ class Service:
         self,
         *,
         options: ServerOptions,
-        names: tuple[str, ...],
+        names: ModelNames,
         client: EngineClient,
         status: Status,
         log: Log,
         frontend: Frontend | None = None,
     ) -> None:
         self.options = options
-        self.names = names
+        self.names = names.listed
+        self._accepted_names = names.accepted
         self.client = client
         self.status = status
         self.log = log
@@ -88,7 +90,7 @@ class Service:
 
     def model_name(self, asked: str | None) -> str:
         """The served name. Raises ``ApiError`` 404 for a model that is not here."""
-        if asked is None:
+        if asked is None or asked in self._accepted_names:
             return self.names[0]
         if asked not in self.names:
             message = f"The model `{asked[:MAX_ID]}` does not exist. Valid aliases: {', '.join(self.names)}."
@@ -101,12 +103,12 @@ class Service:
             raise errors.invalid("request_id must be printable ASCII without spaces.", "request_id")
         return f"{prefix}-{asked or http.scope['state']['request_id']}"
 
-    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text."""
-        tokenizer = self.loaded().tokenizer
-        if sum(map(len, texts)) <= _INLINE_CHARACTERS:
-            return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-        return await asyncio.to_thread(tokenizer.encode_batch, list(texts), add_special_tokens=add_special_tokens)
+    async def encode_prompts(self, texts: Sequence[str], request: SamplingFields, *, special: bool) -> list[list[int]]:
+        """Token ids of each text, cut where the request says so. Raises ``ApiError`` for one that cannot fit."""
+        frontend = self.loaded()
+        limit = frontend.limits.max_model_len if request.truncate_prompt_tokens is None else None
+        found = await frontend.encoder.encode(texts, add_special_tokens=special, limit=limit)
+        return [params.truncated(token_ids, request, frontend.limits) for token_ids in found]
 
     async def render(
         self,
@@ -156,10 +158,11 @@ class Service:
             )
             requests.append(self._engine_request(request, prompt, sampling, arrival))
         record = RequestRecord(request_id=request_id, arrival=arrival, stream=bool(request.stream))
-        http.scope["state"]["record"] = record
-        return Generation(
+        generation = Generation(
             requests, client=self.client, tokenizer=frontend.tokenizer, metrics=self.metrics, record=record, log=self.log
         )
+        http.scope["state"]["generation"] = generation
+        return generation
 
     def _engine_request(
         self, request: CompletionRequest | ChatRequest, prompt: Prompt, sampling: SamplingParams, arrival: float

@@ -1,8 +1,8 @@
 """Keeps one engine process alive and is the ``EngineClient`` in front of it.
 
-Starts the process, sends it the configuration, hands its messages on and, when it dies, tells the running streams, starts
-another and submits again what had no token yet. Gives up for a configuration that cannot work and after three crashes in a
-minute. Knows nothing of HTTP or text; the engine's end of every promise about crashes is kept here.
+Starts the process, sends it the configuration, hands its messages on and, when it dies or is stuck, tells the running streams,
+starts another and submits again what had no token yet. Gives up for a configuration that cannot work and after three crashes
+in a minute. Knows nothing of HTTP or text; the engine's end of every promise about crashes is kept here.
 """
 
 import asyncio
@@ -10,7 +10,8 @@ import concurrent.futures
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from octavo.config import EngineConfig
 from octavo.metrics import EngineStats, continued
@@ -22,9 +23,11 @@ from octavo.server.engine_handle import Connection, EngineProcess, describe, rea
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.request_log import Log
 from octavo.server.status import Status
+from octavo.server.watchdog import INTERVAL, Watchdog, cpu_seconds
 from octavo.server.wire import (
     Abort,
     Add,
+    Ended,
     Fatal,
     FromEngine,
     Load,
@@ -55,12 +58,14 @@ class Supervisor:
         spawner: concurrent.futures.ThreadPoolExecutor,
         max_pending: int,
         on_ready: Callable[[Ready, EngineProcess], None],
+        watch_interval: float = INTERVAL,
     ) -> None:
         self._status = status
         self._log = log
         self._spawner = spawner
         self._max_pending = max_pending
         self._on_ready = on_ready
+        self._watch_interval = watch_interval
         self._table = RequestTable()
         self._config: EngineConfig | None = None
         self._engine: EngineProcess | None = None
@@ -90,14 +95,18 @@ class Supervisor:
         if self._table.pending >= self._max_pending:
             raise errors.busy(self._table.retry_after())
         self._table.add(request, mailbox)
-        self._status.queue_full = self._table.pending >= self._max_pending
+        self._note_queue()
         self._send(Add(request))
         self._status.expect()
 
     def abort(self, request_id: str, branch: int | None = None) -> None:
-        if self._table.abort(request_id, branch):
-            self._status.queue_full = self._table.pending >= self._max_pending
+        if not self._table.abort(request_id, branch):
+            return
+        self._note_queue()
+        if self._status.engine_up:
             self._send(Abort(request_id, branch))
+        else:  # an engine that loads has not been given the request, and takes no message before it is ready
+            self._table.settle(request_id, None)
 
     # the process
 
@@ -109,6 +118,7 @@ class Supervisor:
         _, self._connection = await loop.create_unix_connection(
             lambda: Connection(self._on_message, self._on_lost), sock=engine.sock
         )
+        self._in_background(self._watch(engine))
 
     async def close(self) -> None:
         """Ends the engine process: politely, then not."""
@@ -128,6 +138,9 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self._engine.process.kill()
 
+    def _note_queue(self) -> None:
+        self._status.queue_full = self._table.pending >= self._max_pending
+
     def _send(self, message: ToEngine) -> None:
         if self._connection is not None:
             self._connection.send(message)
@@ -135,6 +148,8 @@ class Supervisor:
     def _on_message(self, message: FromEngine) -> None:
         if isinstance(message, Step):
             self._on_step(message)
+        elif isinstance(message, Ended):
+            self._table.settle(message.request_id, message.metrics)
         elif isinstance(message, Refused):
             self._on_refused(message)
         elif isinstance(message, Progress):
@@ -151,7 +166,7 @@ class Supervisor:
             self._status.steps.observe(step.seconds)
         if step.stats is not None:
             self._stats = step.stats
-        self._status.queue_full = self._table.pending >= self._max_pending
+        self._note_queue()
         self._status.heard(busy=len(self._table) > 0)
 
     def _on_refused(self, message: Refused) -> None:
@@ -160,6 +175,7 @@ class Supervisor:
         else:
             error = errors.from_parameter_error(ParameterError(message.message, param=message.param))
         self._table.refuse(message.request_id, error)
+        self._note_queue()
         self._status.heard(busy=len(self._table) > 0)
 
     def _on_engine_ready(self, ready: Ready) -> None:
@@ -172,9 +188,23 @@ class Supervisor:
 
     def _on_lost(self) -> None:
         if not self._closing:
-            task = asyncio.get_running_loop().create_task(self._after_crash())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._in_background(self._after_crash())
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch(self, engine: EngineProcess) -> None:
+        """Kills an engine that is stuck, which is then a crash like any other."""
+        watchdog = Watchdog(self._status, lambda: cpu_seconds(engine.process.pid))
+        while self._engine is engine and not self._closing:
+            await asyncio.sleep(self._watch_interval)
+            if self._engine is engine and self._status.engine_up and watchdog.stuck():
+                silence = self._status.silence()
+                self._fatal = Fatal(kind="engine", message=f"no sign of life for {silence:.0f} s of work")
+                engine.process.kill()
+                return
 
     async def _after_crash(self) -> None:
         """Tells the streams first, then finds out why, then decides whether to go on."""
@@ -184,6 +214,7 @@ class Supervisor:
         self._status.down()
         self._before, self._stats = continued(_at_rest(self._stats), self._before), EngineStats()
         self._table.engine_lost(errors.engine_restarted())
+        self._note_queue()
         loop = asyncio.get_running_loop()
         exit_status = await loop.run_in_executor(None, reap, engine.process)
         if self._closing:

@@ -22,7 +22,7 @@ class Tokenization:
         frontend = service.loaded()
         service.model_name(request.model)
         text, special = await self._text(request)
-        (tokens,) = await service.encode([text], add_special_tokens=special)
+        (tokens,) = await frontend.encoder.encode([text], add_special_tokens=special)
         strings = [frontend.tokenizer.token_text(token) for token in tokens] if request.return_token_strs else None
         return json_response(
             TokenizeResponse(count=len(tokens), max_model_len=frontend.limits.max_model_len, tokens=tokens, token_strs=strings)

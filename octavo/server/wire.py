@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.config import EngineConfig, ModelConfig
 from octavo.metrics import EngineStats
-from octavo.outputs import TokenDelta
+from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 
 MAX_FRAME = 256 * 1024 * 1024
@@ -87,6 +87,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     internal: bool = False
 
 
+class Ended(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """An ``Abort`` ended the last of a request, so that no delta will bring its metrics."""
+
+    request_id: str
+    metrics: RequestMetrics
+
+
 class Fatal(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The engine process is about to end. ``config``: starting it again would fail the same way."""
 
@@ -95,7 +102,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 ToEngine = Load | Add | Abort | Shutdown
-FromEngine = Progress | Ready | Step | Refused | Fatal
+FromEngine = Progress | Ready | Step | Refused | Ended | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 

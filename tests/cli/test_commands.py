@@ -123,6 +123,18 @@ def test_the_end_of_input_ends_a_conversation(monkeypatch: pytest.MonkeyPatch) -
     assert chat._converse(Echo(), []) == 0
 
 
+def test_an_instruction_set_that_is_not_here(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that this machine has not and, for a machine that has them all, one that nobody has."""
+    from octavo import _native
+
+    for isa in [name for name, (usable, _) in _native.cpu_features().items() if not usable]:
+        assert cli.main(["generate", model, "-p", "x", "--isa", isa, "--swap-space", "0"]) == 64
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("octavo: error: ") and isa in line
+    assert cli.main(["generate", model, "-p", "x", "--isa", "mmx"]) == 64
+    assert "--isa: 'mmx' is not one of auto, generic" in capsys.readouterr().err
+
+
 def test_generate_with_a_broken_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write_tiny_llama(tmp_path / "m", architectures=["FooForCausalLM"], model_type="foo")
     assert cli.main(["generate", str(directory), "-p", "x"]) == 64

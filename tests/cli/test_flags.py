@@ -79,7 +79,7 @@ def test_every_field_is_a_flag_and_a_variable_and_is_explained(struct: type[Any]
     assert getattr(parse(arguments, struct), field.name) == value
     assert getattr(parse([], struct, {"OCTAVO_MODEL": "m", f"OCTAVO_{field.name.upper()}": text}), field.name) == value
     assert field.help, "the description of a field is the help of its flag"
-    assert field.flag in serve.parser().format_help()
+    assert (f"--[no-]{field.flag[2:]}" if field.default is True else field.flag) in serve.parser().format_help()
 
 
 def test_defaults_are_those_of_the_types() -> None:
@@ -146,6 +146,26 @@ def test_the_bench_has_a_flag_for_every_option() -> None:
 def test_help_explains_every_flag(module: Any) -> None:
     for action in module.parser()._actions:
         assert action.help, action.option_strings
+
+
+@pytest.mark.parametrize("module", [serve, chat, generate, bench])
+def test_help_tells_every_default_in_the_same_words(module: Any) -> None:
+    text = " ".join(module.parser().format_help().split())
+    assert text.count("default") == text.count("(default: ")
+    assert "OCTAVO_MAX_NUM_SEQS" in text
+
+
+def test_the_help_of_serve_reads_well() -> None:
+    text = " ".join(serve.parser().format_help().split())
+    for words in (
+        "fraction of the device's usable memory for Octavo (default: 0.4 on a CPU)",
+        "after SIGTERM (default: 30)",
+        "longest request body (default: 4M)",
+        "--[no-]enable-prefix-caching keep finished blocks",
+        "--chat-template FILE",
+    ):
+        assert words in text
+    assert "--no-strict" not in text and parse(["--no-strict"], ServerOptions).strict is False
 
 
 def test_kinds_of_fields() -> None:

@@ -16,6 +16,7 @@ from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.server.app import build_app
 from octavo.server.engine_client import Mailbox
+from octavo.server.names import ModelNames
 from octavo.server.options import ServerOptions
 from octavo.server.request_log import Log
 from octavo.server.service import Frontend, Service
@@ -42,20 +43,38 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.aborted: list[tuple[str, int | None]] = []
         self.mailboxes: dict[str, Mailbox] = {}
+        self.open: dict[str, set[int]] = {}
 
     def submit(self, request: Request, mailbox: Mailbox) -> None:
         if self.reject is not None:
             raise self.reject
         self.requests.append(request)
         self.mailboxes[request.id] = mailbox
+        self.open[request.id] = set(range(request.params.n))
+        mailbox.expect_account()
         if self.refuse is not None:
             asyncio.get_running_loop().call_soon(mailbox.fail, self.refuse)
         elif not self.silent:
             for delta in self.deltas(request):
-                asyncio.get_running_loop().call_soon(mailbox.put, delta)
+                asyncio.get_running_loop().call_soon(self._put, mailbox, delta)
 
     def abort(self, request_id: str, branch: int | None = None) -> None:
         self.aborted.append((request_id, branch))
+        if request_id in self.open:
+            self.open[request_id] -= self.open[request_id] if branch is None else {branch}
+            if not self.open[request_id]:
+                self._settle(request_id)
+
+    def _put(self, mailbox: Mailbox, delta: TokenDelta) -> None:
+        if delta.request_id in self.open:
+            mailbox.put(delta)
+            if delta.metrics is not None:
+                self._settle(delta.request_id)
+
+    def _settle(self, request_id: str) -> None:
+        del self.open[request_id]
+        metrics = RequestMetrics(arrival_time=0.0, queue_time=0.25, num_preemptions=1, num_swaps=2)
+        asyncio.get_running_loop().call_soon(self.mailboxes[request_id].put_account, metrics)
 
     def deltas(self, request: Request) -> list[TokenDelta]:
         params, found = request.params, []
@@ -123,7 +142,7 @@ class Bench:
         self.frontend = msgspec.structs.replace(frontend, fingerprint="octavo-test")
         self.service = Service(
             options=options or ServerOptions(),
-            names=("tiny", "alias"),
+            names=ModelNames(("tiny", "alias"), frozenset({"/secret/tiny"})),
             client=self.engine,
             status=self.status,
             log=Log(self.log, as_json=True),

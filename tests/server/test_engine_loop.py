@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from octavo.metrics import EngineStats, Histogram, continued
-from octavo.outputs import TokenDelta
+from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.sampling_params import ParameterError, SamplingParams
 from octavo.server import errors, wire
 from octavo.server.engine_client import Mailbox, RequestTable
 from octavo.server.engine_process import Channel, EngineLoop
 from octavo.server.status import STALL_SECONDS, Status
-from octavo.server.wire import Abort, Add, FrameReader, Refused, Shutdown, Step, WireError, frame
+from octavo.server.wire import Abort, Add, Ended, FrameReader, Refused, Shutdown, Step, WireError, frame
 
 
 def request(name: str, n: int = 1) -> Request:
@@ -25,6 +25,9 @@ def request(name: str, n: int = 1) -> Request:
 
 def delta(name: str, branch: int = 0, *, last: bool = False) -> TokenDelta:
     return TokenDelta(request_id=name, branch=branch, token_ids=[7], finish_reason="stop" if last else None)
+
+
+METRICS = RequestMetrics(arrival_time=0.0, queue_time=0.5, num_preemptions=2)
 
 
 class CountingEngine:
@@ -46,9 +49,9 @@ class CountingEngine:
             raise RuntimeError("internal detail")
         self.left[request.id] = 2
 
-    def abort(self, request_id: str, branch: int | None = None) -> None:
+    def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None:
         self.aborted.append(request_id)
-        self.left.pop(request_id, None)
+        return METRICS if self.left.pop(request_id, None) is not None else None
 
     def step(self) -> list[TokenDelta]:
         self.idle_steps += not self.left
@@ -153,6 +156,14 @@ def test_aborts_reach_the_engine(peer: Peer, engine: CountingEngine) -> None:
     assert engine.aborted == ["gone"]
 
 
+def test_an_abort_that_ends_a_request_is_answered_with_its_account(peer: Peer) -> None:
+    peer.receive()
+    peer.send(Add(request("a")), Abort("a"))
+    while not isinstance(message := peer.receive(), Ended):
+        assert isinstance(message, Step)
+    assert message == Ended(request_id="a", metrics=METRICS)
+
+
 def test_the_loop_ends_when_the_other_side_is_gone(peer: Peer) -> None:
     peer.receive()
     peer.sock.close()
@@ -230,6 +241,43 @@ def test_an_aborted_request_gets_nothing_more() -> None:
     assert table.abort("a", None) and len(table) == table.pending == 0
     table.deliver(delta("a"))
     assert mailbox._deltas == []
+
+
+def accounts(mailbox: Mailbox, timeout: float = 5) -> list[RequestMetrics]:
+    return asyncio.run(mailbox.accounts(timeout))
+
+
+def test_a_repeated_id_takes_no_place_in_the_queue() -> None:
+    table, first, second = RequestTable(), Mailbox(), Mailbox()
+    table.add(request("a"), first)
+    with pytest.raises(ValueError):
+        table.add(request("a"), second)
+    table.deliver(delta("a", last=True))
+    assert table.pending == len(table) == 0 and drain(first) and accounts(second) == []
+
+
+def test_an_account_finds_its_way_after_the_request_has_ended_here() -> None:
+    table, aborted, overtaken = RequestTable(), Mailbox(), Mailbox()
+    table.add(request("aborted"), aborted)
+    table.add(request("overtaken"), overtaken)
+    table.abort("aborted", None)
+    table.abort("overtaken", 0)
+    table.settle("aborted", METRICS)
+    table.deliver(msgspec.structs.replace(delta("overtaken", last=True), metrics=METRICS))
+    assert accounts(aborted) == accounts(overtaken) == [METRICS] and overtaken._deltas == []
+
+
+def test_nobody_waits_for_the_account_of_a_lost_engine() -> None:
+    table, mailboxes = RequestTable(), [Mailbox() for _ in range(4)]
+    for name, mailbox in zip(("refused", "aborted", "started", "waiting"), mailboxes, strict=True):
+        table.add(request(name), mailbox)
+    table.refuse("refused", errors.busy(1))
+    table.abort("aborted", None)
+    table.deliver(delta("started"))
+    table.engine_lost(errors.engine_restarted())
+    assert [mailbox._settled.is_set() for mailbox in mailboxes] == [True, True, True, False]
+    table.fail_all(errors.draining())
+    assert mailboxes[3]._settled.is_set()
 
 
 def test_retry_after_follows_the_rate() -> None:

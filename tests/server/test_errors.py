@@ -1,6 +1,7 @@
 """Every way in which a request can be wrong: its status, its field, and always the one shape."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty must be greater than zero"),
     ({"n": 0}, "n", "n must be between 1 and 128, got 0."),
     ({"n": 129}, "n", "n must be between 1 and 128, got 129."),
+    ({"n": 2**31 - 1}, "n", "n must be between 1 and 128, got 2147483647."),
     ({"n": 2**40}, "n", "n: expected `int` <="),
     ({"seed": 2**64}, "seed", "seed must fit in 64 bits"),
     ({"min_tokens": 20}, "min_tokens", "min_tokens must be less than or equal to max_tokens=16"),
@@ -115,6 +117,32 @@ def test_bad_completions(bench: Bench, fields: dict[str, Any], param: str, words
     assert (status, error["param"]) == (400, param) and words in error["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"prompt": [5] * 65}, "input_tokens"),
+        ({"prompt": [999999]}, "prompt"),
+        ({"temperature": 9}, "temperature"),
+        ({"stop": [""]}, "stop"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_echo_passes_the_same_checks(bench: Bench, fields: dict[str, Any], param: str, stream: bool) -> None:
+    error = bench.error(COMPLETIONS, **{"prompt": "hi", "echo": True, "max_tokens": 0, "stream": stream, **fields})
+    assert (error["code"], error["param"]) == (400, param)
+
+
+def test_n_is_refused_before_anything_grows_with_it(bench: Bench) -> None:
+    tracemalloc.start()
+    bench.error(COMPLETIONS, prompt=["x"] * 64, n=2**31 - 1)
+    bench.error(CHAT, messages=HELLO, n=2**31 - 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50 << 20
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -131,6 +159,7 @@ def test_bad_completions(bench: Bench, fields: dict[str, Any], param: str, words
         ({"messages": HELLO, "tool_choice": "auto"}, "tool_choice", "`tools` must be set"),
         ({"messages": HELLO, "chat_template": "{{ x }}"}, "chat_template", "not trusted"),
         ({"messages": HELLO, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "cannot set 'messages'"),
+        ({"messages": HELLO, "chat_template_kwargs": {"thinking": 1}}, "chat_template_kwargs", "does not use 'thinking'"),
         ({"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "both"),
         ({"messages": HELLO, "max_completion_tokens": 100}, "max_completion_tokens", "max_completion_tokens=100 cannot"),
         ({"messages": [{"role": "user", "content": "word " * 200}]}, "input_tokens", "maximum context length"),
@@ -197,6 +226,10 @@ def test_unknown_model_route_and_method(bench: Bench) -> None:
     error = bench.error(COMPLETIONS, prompt="a", model="gpt-4")
     assert error["code"] == 404 and error["type"] == "NotFoundError" and error["param"] == "model"
     assert error["message"] == "The model `gpt-4` does not exist. Valid aliases: tiny, alias."
+    for path, subject in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": HELLO}), ("/tokenize", {"prompt": "a"})):
+        status, _, body = bench.call("POST", path, {**subject, "model": "/secret/tiny"})
+        assert status == 200 and b"secret" not in body, "a path is understood and never told"
+    assert b"secret" not in bench.call("GET", "/v1/models")[2]
     status, _, body = bench.call("GET", "/v1/nothing")
     assert error_of(status, body)["message"] == "Not Found" and status == 404
     status, headers, body = bench.call("GET", COMPLETIONS)
@@ -223,6 +256,17 @@ def test_not_loaded_and_draining(bench: Bench) -> None:
     assert status == 503 and headers["connection"] == "close" and headers["retry-after"]
     assert json.loads(bench.call("GET", "/healthz/ready")[2]) == {"status": "draining"}
     assert bench.call("GET", "/healthz/live")[0] == 200
+
+
+def test_ready_means_that_a_request_would_be_taken(bench: Bench) -> None:
+    """The engine may be up before the tokenizer is read."""
+    frontend, bench.service.frontend, bench.status.text_up = bench.service.frontend, None, False
+    for path in ("/health", "/healthz/ready", "/v1/models"):
+        assert bench.call("GET", path)[0] == 503
+    assert bench.call("POST", COMPLETIONS, {"prompt": "a"})[0] == 503
+    bench.service.frontend = frontend
+    bench.status.text_ready()
+    assert bench.call("GET", "/healthz/ready")[0] == bench.call("POST", COMPLETIONS, {"prompt": "a"})[0] == 200
 
 
 def test_strict_refuses_unknown_fields(tmp_path: Path) -> None:

@@ -220,6 +220,23 @@ def test_the_engine_killed_in_mid_stream(tiny_model: Path) -> None:
         assert server.stop() == 0
 
 
+def test_a_stopped_engine_is_replaced(tiny_model: Path) -> None:
+    """Its socket stays open and it would never say anything again: only the watchdog notices."""
+    with running(tiny_model) as server:
+        server.wait_ready()
+        url = f"{server.url}/v1/completions"
+        fields = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", url, json=fields, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            os.kill(server.engine_pid(), signal.SIGSTOP)
+            rest = [line for line in lines if line]
+        assert json.loads(rest[-2].removeprefix("data: "))["error"]["type"] == "engine_restarted" and rest[-1] == "data: [DONE]"
+        server.wait_metric("octavo_ready", 1)
+        assert httpx.post(url, json={"prompt": "x"}).status_code == 200
+        assert server.stop() == 0
+
+
 def test_three_crashes_end_the_server(tiny_model: Path) -> None:
     with running(tiny_model) as server:
         server.wait_ready()

@@ -4,7 +4,9 @@ import asyncio
 import json
 from typing import Any
 
-from octavo.server.errors import engine_restarted
+import pytest
+
+from octavo.server.errors import busy, engine_restarted, invalid
 from octavo.server.options import ServerOptions
 from tests.server.fakes import Bench, Exchange, stable
 
@@ -178,6 +180,12 @@ def test_echo_of_nothing_more_with_logprobs_drops_the_token(bench: Bench) -> Non
     assert choice["text"] == "".join(choice["logprobs"]["tokens"]) and answer["usage"]["completion_tokens"] == 0
 
 
+def test_echo_of_nothing_more_with_prompt_logprobs_is_computed(bench: Bench) -> None:
+    _, answer = bench.post("/v1/completions", prompt=[40, 41], max_tokens=0, echo=True, prompt_logprobs=1)
+    first, second = answer["choices"][0]["prompt_logprobs"]
+    assert first is None and next(iter(second)) == "41" and answer["usage"]["completion_tokens"] == 0
+
+
 def test_a_stop_string_ends_the_choice_and_tells_the_engine(bench: Bench) -> None:
     _, answer = bench.post("/v1/completions", prompt="x", stop=["two"], n=2, max_tokens=20)
     for choice in answer["choices"]:
@@ -185,6 +193,31 @@ def test_a_stop_string_ends_the_choice_and_tells_the_engine(bench: Bench) -> Non
     (request,) = bench.engine.requests
     assert {(request.id, 0), (request.id, 1)} <= set(bench.engine.aborted)
     assert answer["usage"]["completion_tokens"] < 2 * len(bench.engine.token_ids)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_ends_on_a_stop_string_is_accounted_for(bench: Bench, stream: bool) -> None:
+    bench.call("POST", "/v1/completions", {"prompt": "x", "stop": ["two"], "n": 2, "max_tokens": 20, "stream": stream})
+    (line,) = [line for line in bench.lines() if line["event"] == "request"]
+    assert (line["queue_ms"], line["preemptions"], line["finish_reason"]) == (250.0, 1, "stop")
+    assert bench.service.metrics.queue_time.count == bench.service.metrics.e2e_latency.count == 1
+
+
+def test_what_was_refused_is_in_no_statistics_of_requests(bench: Bench) -> None:
+    metrics = bench.service.metrics
+    bench.engine.reject = busy(7)
+    assert bench.call("POST", "/v1/completions", {"prompt": "x"})[0] == 503
+    bench.engine.reject, bench.engine.refuse = None, invalid("it can never fit", "max_tokens")
+    assert bench.call("POST", "/v1/completions", {"prompt": "x"})[0] == 400
+    assert metrics.e2e_latency.count == metrics.prompt_tokens.count == 0 and not any(metrics.finished.values())
+    assert metrics.responses == {503: 1, 400: 1}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_an_engine_took_with_it_is_an_error(bench: Bench, stream: bool) -> None:
+    bench.engine.refuse = engine_restarted()
+    bench.call("POST", "/v1/completions", {"prompt": "x", "n": 2, "stream": stream})
+    assert bench.service.metrics.finished == {"stop": 0, "length": 0, "abort": 0, "error": 2}
 
 
 def test_no_part_of_a_stop_string_is_streamed(bench: Bench) -> None:

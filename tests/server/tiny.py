@@ -14,9 +14,11 @@ import httpx
 import numpy as np
 from safetensors.numpy import save_file
 
+import octavo
 from tests.tokenizer.small import byte_level_directory, byte_level_json
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(octavo.__file__).resolve().parents[1]
+"""Where the package under test was imported from: the processes started here must find the same one."""
 CONTEXT = 512
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -161,6 +161,11 @@ def test_the_final_message_can_be_continued() -> None:
 
 def test_extra_variables_reach_the_template_but_replace_nothing_of_ours() -> None:
     assert render("{{ enable_thinking }}", template_kwargs={"enable_thinking": False}) == "False"
+    nested = "{% for m in messages %}{% if a %}{% set b = c | default(1) %}{{ b }}{% endif %}{% endfor %}"
+    assert render(nested, template_kwargs={"a": True, "c": 7}) == "7777"
+    with pytest.raises(ParameterError, match="does not use 'd'") as unused:
+        render(nested, template_kwargs={"a": True, "c": 1, "d": 1})
+    assert unused.value.param == "chat_template_kwargs"
     for name in ("messages", "tools", "add_generation_prompt", "raise_exception", "a b", "render budget", ""):
         with pytest.raises(ParameterError) as caught:
             render("x", template_kwargs={name: 1})

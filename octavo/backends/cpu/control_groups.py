@@ -67,8 +67,7 @@ def memory_left(*, root: Path = ROOT) -> int | None:
 
 
 def _inactive_file(directory: Path) -> int:
-    for line in (_read(directory / "memory.stat") or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
+    """Version 1 also has the total of the group and its children, which its usage counts as well."""
+    lines = (_read(directory / "memory.stat") or "").splitlines()
+    fields = {name: value for name, _, value in (line.partition(" ") for line in lines)}
+    return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))

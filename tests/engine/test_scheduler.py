@@ -1,0 +1,238 @@
+"""What the scheduler promises one by one: order, budget, room for decodes, refusals, aborts, metrics."""
+
+from typing import Any
+
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.engine.engine import Engine, EngineStuckError
+from octavo.engine.ngram import propose
+from octavo.engine.scheduler import Scheduler
+from octavo.engine.swap_cost import SwapCost
+from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.outputs import TokenDelta
+from octavo.request import Request
+from octavo.sampling_params import ParameterError, SamplingParams
+from octavo.step import BlockCopies, ModelOutput, SchedulerOutput, StepTimings, TokenLogprobs
+from tests.engine.fake import FakeExecutor
+
+BLOCK = 4
+
+
+class Harness:
+    """A scheduler over ``num_blocks`` blocks of 4 tokens and the fake device."""
+
+    def __init__(
+        self, *, num_blocks: int = 64, num_host_blocks: int = 0, depth: int = 1, max_model_len: int = 64, **changes: Any
+    ):
+        settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "enable_prefix_caching": False, **changes}
+        config = EngineConfig(model="fake", block_size=BLOCK, **settings)
+        self.kv = KVCacheManager(
+            block_size=BLOCK,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            num_rows=config.max_num_seqs,
+            max_blocks=-(-max_model_len // BLOCK),
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(config, self.kv, max_model_len=max_model_len)
+        self.executor = FakeExecutor(block_size=BLOCK, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+        self.engine = Engine(self.scheduler, self.executor, max_in_flight=depth)
+
+    def add(self, name: str, prompt_len: int = 4, *, priority: int = 0, **params: Any) -> None:
+        settings = {"max_tokens": 4, "ignore_eos": True, **params}
+        ids = [1 + (len(name) + i) % 20 for i in range(prompt_len)]
+        request = Request(
+            id=name, prompt_token_ids=ids, params=SamplingParams(**settings), seed=1, arrival_time=0.0, priority=priority
+        )
+        self.engine.add(request)
+
+    def plan(self) -> dict[int, int]:
+        """The next plan as {sequence id: tokens}; it is then carried out."""
+        plan = self.scheduler.schedule()
+        assert plan is not None
+        self.executor.submit(plan)
+        self.scheduler.commit(plan, self.executor.run_oldest())
+        return {seq.seq_id: len(seq.token_ids) for seq in plan.sequences}
+
+    def finish(self) -> list[TokenDelta]:
+        deltas = []
+        while self.engine.has_work:
+            deltas += self.engine.step()
+        self.kv.check([])
+        assert self.kv.device.num_free == self.kv.device.num_blocks
+        return deltas
+
+
+def order_of_ends(deltas: list[TokenDelta]) -> list[str]:
+    return [delta.request_id for delta in deltas if delta.metrics is not None]
+
+
+def test_first_come_first_served() -> None:
+    harness = Harness(max_num_seqs=1)
+    for name in "abc":
+        harness.add(name)
+    assert order_of_ends(harness.finish()) == ["a", "b", "c"]
+
+
+def test_lower_priority_values_come_first_and_are_preempted_last() -> None:
+    harness = Harness(max_num_seqs=1, scheduling_policy="priority")
+    for name, priority in (("late", 2), ("first", 0), ("second", 1), ("first too", 0)):
+        harness.add(name, priority=priority)
+    assert order_of_ends(harness.finish()) == ["first", "first too", "second", "late"]
+
+    tight = Harness(num_blocks=6, scheduling_policy="priority", preemption_mode="recompute")
+    tight.add("cheap", 8, priority=5, max_tokens=12)
+    tight.add("dear", 8, priority=1, max_tokens=12)
+    ends = {d.request_id: d.metrics for d in tight.finish() if d.metrics is not None}
+    assert list(ends) == ["dear", "cheap"]
+    assert ends["dear"].num_preemptions == 0 and ends["cheap"].num_preemptions > 0
+
+
+def test_a_long_prompt_is_chunked_and_leaves_room_for_decodes() -> None:
+    harness = Harness(max_num_batched_tokens=16, max_model_len=128)
+    for name in "abc":
+        harness.add(name, max_tokens=20)
+    harness.plan()
+    harness.add("long", 40)
+    assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 13}
+    assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 13}
+    harness.add("next", 4)
+    assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 13}
+    assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 1, 4: 4}
+
+
+def test_without_chunked_prefill_a_prompt_waits_for_a_step_of_its_own() -> None:
+    harness = Harness(max_num_batched_tokens=32, max_model_len=32, enable_chunked_prefill=False)
+    harness.add("a", 24)
+    harness.add("b", 24)
+    assert harness.plan() == {0: 24}
+    assert harness.plan() == {0: 1, 1: 24}
+
+
+def test_no_more_sequences_than_allowed() -> None:
+    harness = Harness(max_num_seqs=4)
+    harness.add("three", n=3, max_tokens=2)
+    harness.add("two", n=2, max_tokens=2)
+    assert set(harness.plan()) == {0}
+    assert len(order_of_ends(harness.finish())) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "params", "param", "numbers"),
+    [
+        (0, {}, "prompt", "empty"),
+        (64, {}, "input_tokens", "64 tokens"),
+        (8, {"n": 9}, "n", "max_num_seqs is 8"),
+        (8, {"max_tokens": 40}, "max_tokens", "needs up to 12 KV blocks of 4 tokens"),
+        (8, {"n": 3, "max_tokens": 13}, "n", "needs up to 11 KV blocks"),
+    ],
+)
+def test_what_can_never_fit_is_refused_with_the_numbers(
+    prompt_len: int, params: dict[str, Any], param: str, numbers: str
+) -> None:
+    harness = Harness(num_blocks=10)
+    with pytest.raises(ParameterError, match=numbers) as caught:
+        harness.add("x", prompt_len, **params)
+    assert caught.value.param == param
+    assert not harness.engine.has_work
+
+
+def test_an_id_is_used_once() -> None:
+    harness = Harness()
+    harness.add("same")
+    with pytest.raises(ParameterError, match="already in use"):
+        harness.add("same")
+    harness.finish()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_abort_frees_at_once_in_every_state(depth: int) -> None:
+    harness = Harness(num_blocks=12, num_host_blocks=12, preemption_mode="swap", depth=depth)
+    for name in ("a", "b", "c"):
+        harness.add(name, 12, max_tokens=30)
+    for _ in range(14):
+        harness.engine.step()
+    stats = harness.engine.stats()
+    assert stats.num_swapped + stats.num_waiting > 0 and stats.num_running > 0
+    for name in ("a", "b", "c", "nobody"):
+        harness.engine.abort(name)
+    assert harness.engine.stats().blocks_used == 0 and harness.kv.host.num_used == 0
+    assert harness.finish() == []
+
+
+def test_a_branch_can_end_alone() -> None:
+    harness = Harness()
+    harness.add("x", n=3, max_tokens=6)
+    harness.engine.step()
+    assert harness.engine.abort("x", 1) is None
+    branches = {delta.branch for delta in harness.finish()}
+    assert branches == {0, 2}
+
+
+def test_greedy_branches_are_one_sequence_and_end_when_all_are_aborted() -> None:
+    harness = Harness()
+    harness.add("x", n=3, temperature=0.0)
+    deltas = harness.engine.step()
+    assert [delta.branch for delta in deltas] == [0, 1, 2] and harness.kv.device.num_used == 1
+    assert harness.engine.abort("x", 0) is None and harness.engine.abort("x", 2) is None
+    assert [delta.branch for delta in harness.engine.step()] == [1]
+    assert harness.engine.abort("x", 1) is not None
+    assert harness.finish() == []
+
+
+def test_a_draw_that_failed_ends_its_sequence_alone() -> None:
+    harness = Harness(depth=2)
+    harness.add("bad")
+    harness.add("good")
+    plan = harness.scheduler.schedule()
+    assert plan is not None
+    entry = TokenLogprobs(3, -0.5, 1, [], [])
+    output = ModelOutput(step_id=plan.step_id, token_ids=[[-1], [3]], logprobs=[[entry], [entry]])
+    bad, good = harness.scheduler.commit(plan, output)
+    assert (bad.finish_reason, bad.token_ids, good.finish_reason, good.token_ids) == ("error", [], None, [3])
+    assert good.cumulative_logprob == -0.5
+
+
+def test_work_that_can_never_be_scheduled_is_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    harness.add("x")
+    monkeypatch.setattr(harness.scheduler, "schedule", lambda: None)
+    with pytest.raises(EngineStuckError):
+        harness.engine.step()
+
+
+def test_metrics_tell_sharing_and_cached_tokens() -> None:
+    harness = Harness(enable_prefix_caching=True)
+    harness.add("x", 10, n=2, max_tokens=2)
+    (first,) = [d.metrics for d in harness.finish() if d.metrics is not None]
+    assert (first.blocks_allocated, first.blocks_shared, first.copy_on_writes) == (4, 3, 1)
+    harness.add("x", 10, n=2, max_tokens=2)
+    (second,) = [d.metrics for d in harness.finish() if d.metrics is not None]
+    assert second.num_cached_tokens == 8
+    stats = harness.engine.stats()
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.generation_tokens) == (20, 8, 8)
+    assert stats.blocks_used + stats.blocks_cached + stats.blocks_free == stats.blocks_total
+
+
+def test_swap_or_recompute_follows_what_was_measured() -> None:
+    cost = SwapCost()
+
+    def observe(*, copy_seconds: float, forward_seconds: float) -> None:
+        copies = BlockCopies(swap_out=[(0, 0)] * 10, swap_in=[], copy=[])
+        plan = SchedulerOutput(step_id=0, sequences=[], block_tables=None, copies=copies)
+        timings = StepTimings(copies=copy_seconds, forward=forward_seconds)
+        for _ in range(60):
+            cost.observe(plan, ModelOutput(step_id=0, token_ids=[], timings=timings))
+
+    observe(copy_seconds=1e-6, forward_seconds=0.0)
+    assert cost.prefers_swap(num_blocks=10, num_tokens=160)
+    observe(copy_seconds=10.0, forward_seconds=0.0)
+    assert not cost.prefers_swap(num_blocks=10, num_tokens=160)
+
+
+def test_drafts_by_prompt_lookup() -> None:
+    assert propose([1, 2, 3, 4, 9, 8, 2, 3, 4], 3) == [9, 8, 2]
+    assert propose([5, 6, 7], 3) == []
+    assert propose([1, 2, 1, 2], 0) == []
+    assert propose([1, 2, 3, 1, 2, 4, 1, 2], 1) == [4], "the latest occurrence counts"

@@ -1,0 +1,247 @@
+"""Attention over paged keys and values: against the oracle, and bitwise in any batch, any chunks, any blocks, on any threads.
+
+Every slot of a cache is NaN until a sequence's own token is written there, so that a read of anything else shows.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.backends.base import AttentionShape, Batch
+from octavo.backends.cpu.backend import CpuBackend
+from tests.ops.devices import DTYPES, ISAS, assert_close, device, normal, oracle, same_bits, spec_of, width_of
+
+DEVICES = [(isa, dtype) for isa in ISAS for dtype in DTYPES]
+SPARE_BLOCKS = 3
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The rows ``[start, end)`` of a sequence, computed when it is ``end`` tokens long."""
+
+    sequence: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Paged:
+    """Sequences whose keys and values lie in blocks in random order; ``shift`` is added to every block's id."""
+
+    shape: AttentionShape
+    block_size: int
+    kv_dtype: str
+    lengths: tuple[int, ...]
+    window: int | None = None
+    seed: int = 0
+    shift: int = 0
+
+    def rows(self, sequence: int) -> np.ndarray:
+        return normal(self.seed + sequence, self.lengths[sequence], width_of(self.shape))
+
+    def tables(self) -> np.ndarray:
+        counts = [-(-length // self.block_size) for length in self.lengths]
+        blocks = sum(counts) + SPARE_BLOCKS
+        ids = (np.random.default_rng(self.seed).permutation(blocks) + self.shift) % blocks
+        tables = np.full((len(counts), max(counts)), -1, np.int32)
+        for row, count, taken in zip(tables, counts, np.cumsum([0, *counts[:-1]]), strict=True):
+            row[:count] = ids[taken : taken + count]
+        return tables
+
+    def slots(self, sequence: int, start: int, end: int) -> np.ndarray:
+        positions = np.arange(start, end)
+        table = self.tables()[sequence]
+        slots: np.ndarray = table[positions // self.block_size] * self.block_size + positions % self.block_size
+        return slots.astype(np.int32)
+
+    def filled_cache(self, backend: Any) -> Any:
+        blocks = int((self.tables() >= 0).sum()) + SPARE_BLOCKS
+        cache = backend.kv_cache(
+            spec_of(self.shape, self.block_size, self.kv_dtype, layers=2), num_blocks=blocks, num_host_blocks=0
+        )
+        slots = np.arange(blocks * self.block_size, dtype=np.int32)
+        for layer in range(2):
+            poison = np.full((len(slots), width_of(self.shape)), np.nan, np.float32)
+            backend.ops.write_kv(cache, layer, poison, slots, self.shape)
+        for i, length in enumerate(self.lengths):
+            backend.ops.write_kv(cache, 1, self.rows(i), self.slots(i, 0, length), self.shape)
+        return cache
+
+    def attend(self, backend: Any, cache: Any, *chunks: Chunk) -> list[np.ndarray]:
+        """The result of each chunk, all computed in one step."""
+        starts = np.cumsum([0, *(c.end - c.start for c in chunks)], dtype=np.int32)
+        none = np.zeros(0, np.int32)
+        lengths = np.array([c.end for c in chunks], np.int32)
+        tables = self.tables()[[c.sequence for c in chunks]]
+        batch = Batch(none, none, none, starts, lengths, tables, none)
+        rows = np.concatenate([self.rows(c.sequence)[c.start : c.end] for c in chunks])
+        backend.begin_step()
+        scale = self.shape.head_dim**-0.5
+        out = np.array(backend.ops.attention(cache, 1, rows, batch, self.shape, scale=scale, window=self.window))
+        return np.split(out, starts[1:-1])
+
+    def last_rows(self, *counts: int) -> list[Chunk]:
+        return [
+            Chunk(i, length - min(length, n), length) for i, (length, n) in enumerate(zip(self.lengths, counts, strict=True))
+        ]
+
+
+@cache
+def attend_by_oracle(paged: Paged, dtype: str, chunks: tuple[Chunk, ...]) -> list[np.ndarray]:
+    return paged.attend(oracle(dtype), paged.filled_cache(oracle(dtype)), *chunks)
+
+
+def check_against_oracle(paged: Paged, isa: str, dtype: str, chunks: list[Chunk]) -> None:
+    expected = attend_by_oracle(paged, dtype, tuple(chunks))
+    actual = paged.attend(device(isa, dtype), paged.filled_cache(device(isa, dtype)), *chunks)
+    for a, b in zip(actual, expected, strict=True):
+        assert np.isfinite(a.astype(np.float32)).all()
+        assert_close(a, b, scale=1.0 if dtype == "float32" else 30.0)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [40, 64, 128])
+@pytest.mark.parametrize("block_size", [1, 3, 16, 32, 256])
+def test_every_layout_of_blocks(isa: str, block_size: int, head_dim: int, kv_dtype: str) -> None:
+    """Contexts of several partitions, a prefill among decodes, with windows that begin anywhere."""
+    for window in (None, 37, 600):
+        paged = Paged(AttentionShape(6, 2, head_dim), block_size, kv_dtype, (1100, 20, 513), window)
+        check_against_oracle(paged, isa, "float32", paged.last_rows(1, 20, 5))
+
+
+SHAPES = st.builds(
+    lambda group, kv_heads, head_dim: AttentionShape(group * kv_heads, kv_heads, head_dim),
+    st.sampled_from([1, 2, 3, 4, 5, 7, 8, 49]),
+    st.integers(1, 3),
+    st.sampled_from([8, 16, 24, 40, 64, 80, 128]),
+)
+LENGTHS = st.one_of(st.integers(1, 150), st.sampled_from([511, 512, 513, 1024, 1030]))
+PAGED = st.builds(
+    Paged,
+    shape=SHAPES,
+    block_size=st.sampled_from([1, 3, 5, 16, 32, 48, 256]),
+    kv_dtype=st.sampled_from(DTYPES),
+    lengths=st.lists(LENGTHS, min_size=1, max_size=3).map(tuple),
+    window=st.one_of(st.none(), st.sampled_from([1, 2, 15, 64, 65, 511, 600])),
+    seed=st.integers(0, 2**32),
+)
+
+
+@pytest.mark.parametrize(("isa", "dtype"), DEVICES)
+@settings(max_examples=12, deadline=None)
+@given(paged=PAGED, data=st.data())
+def test_attention_is_its_definition(isa: str, dtype: str, paged: Paged, data: st.DataObject) -> None:
+    counts = [data.draw(st.integers(1, min(length, 30))) for length in paged.lengths]
+    check_against_oracle(paged, isa, dtype, paged.last_rows(*counts))
+
+
+@pytest.mark.parametrize(("isa", "dtype"), DEVICES)
+@settings(max_examples=12, deadline=None)
+@given(paged=PAGED, data=st.data())
+def test_a_row_is_the_same_bits_in_any_step(isa: str, dtype: str, paged: Paged, data: st.DataObject) -> None:
+    """Alone, among others, in chunks cut anywhere, on one thread and on several (which cut long sequences into partitions)."""
+    sequence = data.draw(st.integers(0, len(paged.lengths) - 1))
+    length = paged.lengths[sequence]
+    start = data.draw(st.integers(max(0, length - 60), length - 1))
+    cut = data.draw(st.integers(start, length))
+    row = data.draw(st.integers(start, length - 1))
+    one, two, three = (device(isa, dtype, threads) for threads in (1, 2, 3))
+    caches = {backend.num_threads: paged.filled_cache(backend) for backend in (one, two, three)}
+    whole = Chunk(sequence, start, length)
+    [expected] = paged.attend(one, caches[1], whole)
+    others = [chunk for chunk in paged.last_rows(*(33 for _ in paged.lengths)) if chunk.sequence != sequence]
+    for backend in (one, two, three):
+
+        def run(*chunks: Chunk, backend: CpuBackend = backend) -> list[np.ndarray]:
+            return paged.attend(backend, caches[backend.num_threads], *chunks)
+
+        assert same_bits(run(*others, whole)[-1], expected), "among others"
+        parts = [Chunk(sequence, a, b) for a, b in ((start, cut), (cut, length)) if a < b]
+        assert same_bits(np.concatenate([run(part)[0] for part in parts]), expected), "in chunks"
+        alone = run(Chunk(sequence, row, row + 1))[0]
+        assert same_bits(alone, expected[row - start : row - start + 1]), "alone"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+def test_neither_block_ids_nor_block_size_matter(isa: str, kv_dtype: str) -> None:
+    paged = Paged(AttentionShape(4, 2, 64), 16, kv_dtype, (700, 90))
+    chunks = paged.last_rows(3, 90)
+    backend = device(isa, "float32")
+    expected = paged.attend(backend, paged.filled_cache(backend), *chunks)
+    for block_size in (1, 3, 16, 32, 256):
+        for shift in (0, 1):
+            other = replace(paged, block_size=block_size, shift=shift)
+            for a, b in zip(other.attend(backend, other.filled_cache(backend), *chunks), expected, strict=True):
+                assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("block_size", [3, 16])
+@pytest.mark.parametrize("window", [1, 40, 520])
+def test_what_lies_outside_the_window_or_ahead_cannot_matter(isa: str, block_size: int, window: int) -> None:
+    paged = Paged(AttentionShape(4, 2, 64), block_size, "bfloat16", (1200,), window)
+    backend = device(isa, "float32")
+    cache = paged.filled_cache(backend)
+    chunk = Chunk(0, 1090, 1100)
+    [expected] = paged.attend(backend, cache, chunk)
+    assert np.isfinite(expected).all()
+    unseen = np.concatenate([paged.slots(0, 0, 1091 - window), paged.slots(0, 1100, 1200)])
+    poison = np.full((len(unseen), width_of(paged.shape)), np.nan, np.float32)
+    backend.ops.write_kv(cache, 1, poison, unseen, paged.shape)
+    [actual] = paged.attend(backend, cache, chunk)
+    assert same_bits(actual, expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_row_of_nan_spoils_no_neighbour(isa: str) -> None:
+    paged = Paged(AttentionShape(4, 2, 64), 16, "bfloat16", (600, 600))
+    backend = device(isa, "float32")
+    cache = paged.filled_cache(backend)
+    expected = paged.attend(backend, cache, *paged.last_rows(12, 12))[0]
+    backend.ops.write_kv(
+        cache, 1, np.full((600, width_of(paged.shape)), np.nan, np.float32), paged.slots(1, 0, 600), paged.shape
+    )
+    actual = paged.attend(backend, cache, *paged.last_rows(12, 12))
+    assert same_bits(actual[0], expected)
+    assert np.isnan(actual[1]).all()
+
+
+def test_a_query_of_nan_spoils_its_own_row_only() -> None:
+    paged = Paged(AttentionShape(4, 2, 64), 16, "bfloat16", (600,))
+    none = np.zeros(0, np.int32)
+    batch = Batch(none, none, none, np.array([0, 10], np.int32), np.array([600], np.int32), paged.tables(), none)
+    for isa in ISAS:
+        backend = device(isa, "float32")
+        cache = paged.filled_cache(backend)
+        rows = paged.rows(0)[590:].copy()
+        expected = np.array(backend.ops.attention(cache, 1, rows, batch, paged.shape, scale=0.1, window=None))
+        rows[4] = np.nan
+        actual = np.array(backend.ops.attention(cache, 1, rows, batch, paged.shape, scale=0.1, window=None))
+        assert np.isnan(actual[4]).all()
+        assert same_bits(np.delete(actual, 4, 0), np.delete(expected, 4, 0))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_scores_far_apart(isa: str) -> None:
+    """The largest score may come first or last: what came before shrinks to nothing, or what comes after adds none."""
+    shape = AttentionShape(1, 1, 16)
+    for best in (0, 63, 64, 600, 1099):
+        rows = np.zeros((1100, 48), np.float32)
+        rows[:, :16] = 10.0
+        rows[best, 16:32] = 10.0
+        rows[:, 32:] = np.arange(1100, dtype=np.float32)[:, None] / 8
+        backend = device(isa, "float32")
+        cache = backend.kv_cache(spec_of(shape, 16, "float32"), num_blocks=69, num_host_blocks=0)
+        backend.ops.write_kv(cache, 0, rows, np.arange(1100, dtype=np.int32), shape)
+        none = np.zeros(0, np.int32)
+        table = np.arange(69, dtype=np.int32)[None]
+        batch = Batch(none, none, none, np.array([0, 1], np.int32), np.array([1100], np.int32), table, none)
+        out = backend.ops.attention(cache, 0, rows[-1:], batch, shape, scale=1.0, window=None)
+        np.testing.assert_array_equal(out, np.full((1, 16), best / 8, np.float32))

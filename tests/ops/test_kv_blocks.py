@@ -1,0 +1,114 @@
+"""Writing keys and values into slots and copying blocks. A query that sees one position only reads its values back."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.backends.base import AttentionShape, Batch
+from octavo.step import BlockCopies
+from tests.ops.devices import BF16, DTYPES, ISAS, assert_close, device, normal, oracle, same_bits, spec_of, width_of
+
+SHAPES = [AttentionShape(4, 2, 64), AttentionShape(3, 3, 40), AttentionShape(2, 1, 128)]
+
+
+def _see(backend: Any, cache: Any, layer: int, rows: np.ndarray, shape: AttentionShape, *, one: bool) -> np.ndarray:
+    """Each of the rows attends to the slot (``one``) or to the block up to the slot of its own number."""
+    size = cache.spec.block_size
+    slots = np.arange(len(rows), dtype=np.int32)
+    none = np.zeros(0, np.int32)
+    starts = np.arange(len(rows) + 1, dtype=np.int32)
+    batch = Batch(none, none, none, starts, slots % size + 1, (slots // size)[:, None].copy(), none)
+    window = 1 if one else None
+    return np.array(backend.ops.attention(cache, layer, rows, batch, shape, scale=0.2, window=window))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("block_size", [1, 3, 16, 32, 256])
+def test_write_kv_puts_every_token_in_its_slot(isa: str, kv_dtype: str, shape: AttentionShape, block_size: int) -> None:
+    blocks = max(2, 60 // block_size)
+    slots = np.random.default_rng(1).permutation(blocks * block_size).astype(np.int32)
+    slots[::5] = -1  # written nowhere
+    first, second = (normal(seed, len(slots), width_of(shape)) for seed in (1, 2))
+    seen = []
+    for backend in (device(isa, "float32"), oracle("float32")):
+        cache = backend.kv_cache(spec_of(shape, block_size, kv_dtype, layers=3), num_blocks=blocks, num_host_blocks=0)
+        everywhere = np.arange(len(slots), dtype=np.int32)
+        for layer in range(3):
+            backend.ops.write_kv(cache, layer, first, everywhere, shape)
+        backend.ops.write_kv(cache, 1, second, slots, shape)
+        seen.append([_see(backend, cache, layer, first, shape, one=one) for layer in range(3) for one in (True, False)])
+    for i, (actual, expected) in enumerate(zip(*seen, strict=True)):
+        assert_close(actual, expected)
+        assert i % 2 or same_bits(actual, expected), "values come back as they were stored"
+
+
+def test_values_are_stored_rounded_to_nearest_even() -> None:
+    values = [1.0, 1.00390625, 1.01171875, -1.00390625, 3.4e38, 1e-30, 0.1, np.inf]
+    shape = AttentionShape(1, 1, 8)
+    for block_size in (3, 16):
+        rows = np.zeros((1, 24), np.float32)
+        rows[0, 16:] = values
+        for isa in ISAS:
+            backend = device(isa, "float32")
+            cache = backend.kv_cache(spec_of(shape, block_size, "bfloat16"), num_blocks=1, num_host_blocks=0)
+            backend.ops.write_kv(cache, 0, rows, np.zeros(1, np.int32), shape)
+            expected = np.array(values, np.float32).astype(BF16).astype(np.float32)
+            np.testing.assert_array_equal(_see(backend, cache, 0, rows, shape, one=True)[0], expected)
+
+
+DEVICE_BLOCKS, HOST_BLOCKS = 6, 4
+
+
+def _pairs(sources: int, targets: int) -> st.SearchStrategy[list[tuple[int, int]]]:
+    return st.lists(st.tuples(st.integers(0, sources - 1), st.integers(0, targets - 1)), max_size=5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [3, 16])
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=st.lists(
+        st.builds(
+            BlockCopies,
+            swap_out=_pairs(DEVICE_BLOCKS, HOST_BLOCKS),
+            swap_in=_pairs(HOST_BLOCKS, DEVICE_BLOCKS),
+            copy=_pairs(DEVICE_BLOCKS, DEVICE_BLOCKS),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_copy_blocks_is_the_oracles(dtype: str, block_size: int, steps: list[BlockCopies]) -> None:
+    shape = AttentionShape(2, 2, 16)
+    seen = []
+    for backend in (device("auto", "float32"), oracle("float32")):
+        spec = spec_of(shape, block_size, dtype, layers=2)
+        cache = backend.kv_cache(spec, num_blocks=DEVICE_BLOCKS, num_host_blocks=HOST_BLOCKS)
+        rows = normal(3, DEVICE_BLOCKS * block_size, width_of(shape))
+        for layer in range(2):
+            slots = np.arange(len(rows), dtype=np.int32)
+            backend.ops.write_kv(cache, layer, rows + np.float32(layer), slots, shape)
+        for copies in steps:
+            backend.ops.copy_blocks(cache, copies)
+        seen.append([_see(backend, cache, layer, rows, shape, one=False) for layer in range(2)])
+        backend.begin_step()
+    for actual, expected in zip(*seen, strict=True):
+        assert_close(actual, expected)
+
+
+def test_copies_run_in_order_out_in_copy() -> None:
+    """Block 0 leaves before block 1's old contents come in over it; what came in is what gets copied."""
+    shape = AttentionShape(1, 1, 16)
+    backend = device("auto", "float32")
+    cache = backend.kv_cache(spec_of(shape, 1, "float32"), num_blocks=4, num_host_blocks=2)
+    rows = np.repeat(np.arange(4, dtype=np.float32), 48).reshape(4, 48)
+    backend.ops.write_kv(cache, 0, rows, np.arange(4, dtype=np.int32), shape)
+    backend.ops.copy_blocks(cache, BlockCopies([(1, 1)], [], []))
+    backend.ops.copy_blocks(cache, BlockCopies(swap_out=[(0, 0)], swap_in=[(1, 0), (0, 3)], copy=[(0, 2), (3, 1), (1, 0)]))
+    values = _see(backend, cache, 0, rows, shape, one=True)[:, 0]
+    np.testing.assert_array_equal(values, [0, 0, 1, 0])

@@ -1,0 +1,241 @@
+"""The supervisor with a scripted engine process on the other end of its socket."""
+
+import asyncio
+import concurrent.futures
+import io
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.outputs import RequestMetrics, TokenDelta
+from octavo.server import wire
+from octavo.server.engine_client import Mailbox
+from octavo.server.engine_handle import EngineProcess
+from octavo.server.errors import ApiError
+from octavo.server.request_log import Log
+from octavo.server.status import STALL_SECONDS, Status
+from octavo.server.supervisor import Supervisor
+from octavo.server.watchdog import BUSY_FACTOR, INTERVAL, Watchdog, cpu_seconds
+from octavo.server.wire import Abort, Add, Ended, FrameReader, Load, Ready, Refused, Step, frame
+from tests.server.fakes import MODEL
+from tests.server.test_engine_loop import delta, request
+
+READY = Ready(
+    started_at=0.0,
+    model_config=MODEL,
+    max_model_len=64,
+    num_device_blocks=8,
+    num_host_blocks=0,
+    block_size=16,
+    dtype="float32",
+    backend="fake",
+    isa="none",
+    phases={},
+)
+
+
+class FakeProcess:
+    """Ends when it is killed, which closes its socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.killed = False
+        self.pid = -1
+
+    def wait(self, timeout: float | None = None) -> int:
+        return -9 if self.killed else 70
+
+    def kill(self) -> None:
+        self.killed = True
+        self.sock.close()
+
+
+class FakeEngineProcess:
+    """One life of the engine: what it was told, and a way to speak."""
+
+    def __init__(self) -> None:
+        ours, self.sock = socket.socketpair()
+        self.sock.setblocking(False)
+        self.process = FakeProcess(self.sock)
+        self.handle = EngineProcess(self.process, ours, 0.0)  # type: ignore[arg-type]  # as much of a Popen as is used
+        self._reader, self._decode = FrameReader(), wire.to_engine_decoder().decode
+        self.told: list[wire.ToEngine] = []
+
+    def say(self, *messages: wire.FromEngine) -> None:
+        self.sock.sendall(b"".join(map(frame, messages)))
+
+    async def hear(self) -> wire.ToEngine:
+        while not self.told:
+            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 1 << 16), 5)
+            self.told += [self._decode(body) for body in self._reader.feed(data)]
+        return self.told.pop(0)
+
+    async def silent(self) -> bool:
+        """Whether it has been told nothing more."""
+        await asyncio.sleep(0.02)
+        try:
+            return not self.told and not self.sock.recv(1)
+        except BlockingIOError:
+            return not self.told
+
+
+class Stage:
+    """A supervisor and the engine processes that it has started, the first one attached but not ready."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.engines = [FakeEngineProcess()]
+        self.status = Status()
+        self.status.text_ready()
+        self.log = io.StringIO()
+        monkeypatch.setattr(EngineProcess, "spawn", staticmethod(self._spawn))
+        self.supervisor = Supervisor(
+            status=self.status,
+            log=Log(self.log, as_json=True),
+            spawner=concurrent.futures.ThreadPoolExecutor(1),
+            max_pending=2,
+            on_ready=lambda ready, process: None,
+            **options,
+        )
+
+    def _spawn(self) -> EngineProcess:
+        self.engines.append(FakeEngineProcess())
+        return self.engines[-1].handle
+
+    @property
+    def engine(self) -> FakeEngineProcess:
+        return self.engines[-1]
+
+    async def begin(self) -> None:
+        await self.supervisor.attach(self.engine.handle, EngineConfig(model="m"))
+        self.engine.say(READY)
+        await until(lambda: self.status.engine_up)
+
+    async def successor(self) -> FakeEngineProcess:
+        """The engine process that follows a crash, having been told what to load."""
+        count = len(self.engines)
+        self.engine.sock.close()
+        await until(lambda: len(self.engines) > count)
+        assert isinstance(await self.engine.hear(), Load)
+        return self.engine
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def play(scene: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(scene(), 20)
+
+    asyncio.run(limited())
+
+
+def test_an_engine_that_loads_is_told_of_no_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage, gone, kept = Stage(monkeypatch), Mailbox(), Mailbox()
+        await stage.begin()
+        stage.supervisor.submit(request("gone"), gone)
+        stage.supervisor.submit(request("kept"), kept)
+        assert [await stage.engine.hear(), await stage.engine.hear()] == [Add(request("gone")), Add(request("kept"))]
+        engine = await stage.successor()
+        stage.supervisor.abort("gone")
+        assert await engine.silent()
+        assert await gone.accounts(5) == [] and gone._settled.is_set()
+        engine.say(READY)
+        assert await engine.hear() == Add(request("kept"))
+        stage.supervisor.abort("kept")
+        assert await engine.hear() == Abort("kept")
+        metrics = RequestMetrics(arrival_time=0.0, num_swaps=3)
+        engine.say(Ended(request_id="kept", metrics=metrics))
+        assert await kept.accounts(5) == [metrics]
+
+    play(scene)
+
+
+def test_a_refusal_makes_room_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch)
+        await stage.begin()
+        for name in ("a", "b"):
+            stage.supervisor.submit(request(name), Mailbox())
+        assert stage.status.ready()[1] == {"status": "queue full"}
+        stage.engine.say(Refused(request_id="a", message="never fits"))
+        await until(lambda: stage.supervisor.pending == 1)
+        assert stage.status.ready()[0] == 200
+
+    play(scene)
+
+
+def test_tokens_arrive_and_the_engine_owes_nothing_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage, mailbox = Stage(monkeypatch), Mailbox()
+        await stage.begin()
+        stage.supervisor.submit(request("a"), mailbox)
+        last: TokenDelta = delta("a", last=True)
+        stage.engine.say(Step(deltas=[last]))
+        assert await mailbox.get() == [last]
+        assert stage.status.silence() == 0.0
+
+    play(scene)
+
+
+def test_a_stuck_engine_is_replaced_like_a_crashed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is heard from it and it computes nothing: its streams are told, and what waited goes to the next."""
+    monkeypatch.setattr(Status, "stall_limit", lambda self: 0.05)
+
+    async def scene() -> None:
+        stage, streaming, waiting = Stage(monkeypatch, watch_interval=0.01), Mailbox(), Mailbox()
+        await stage.begin()
+        stage.supervisor.submit(request("streaming"), streaming)
+        stage.engine.say(Step(deltas=[delta("streaming")]))
+        assert len(await streaming.get()) == 1
+        stage.supervisor.submit(request("waiting"), waiting)
+        stuck = stage.engine
+        with pytest.raises(ApiError) as told:
+            await streaming.get()
+        assert told.value.type == "engine_restarted" and stuck.process.killed
+        await until(lambda: len(stage.engines) == 2)
+        assert isinstance(await stage.engine.hear(), Load)
+        stage.engine.say(READY)
+        assert await stage.engine.hear() == Add(request("waiting"))
+        stage.engine.say(Step(deltas=[delta("waiting", last=True)]))
+        assert (await waiting.get())[0].finish_reason == "stop"
+        assert stage.status.restarts == 1 and "no sign of life" in stage.log.getvalue()
+        await asyncio.sleep(0.2)
+        assert stage.status.restarts == 1, "an engine without work may be silent"
+
+    play(scene)
+
+
+def test_an_engine_that_computes_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, cpu = [100.0], [0.0]
+    monkeypatch.setattr("octavo.server.status.time.monotonic", lambda: clock[0])
+    status = Status()
+    status.up()
+    status.expect()
+    watchdog = Watchdog(status, lambda: cpu[0])
+
+    def look(seconds: float, computed: float) -> bool:
+        clock[0] += seconds
+        cpu[0] += computed
+        return watchdog.stuck()
+
+    assert not look(STALL_SECONDS / 2, 0.0)
+    assert not look(STALL_SECONDS, INTERVAL)
+    assert look(INTERVAL, 0.0)
+    assert not look(INTERVAL, INTERVAL)
+    assert look(BUSY_FACTOR * STALL_SECONDS, INTERVAL)
+    assert not Watchdog(Status(), lambda: None).stuck()
+    assert Watchdog(status, lambda: None).stuck()
+
+
+def test_processor_time_is_read() -> None:
+    before = cpu_seconds(os.getpid())
+    assert before is not None and before > 0
+    assert cpu_seconds(2**31 - 1) is None

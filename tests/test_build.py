@@ -1,0 +1,97 @@
+"""Choices that the composition root makes: dtypes, context, and how many blocks."""
+
+import re
+from typing import Any
+
+import pytest
+
+from octavo import build
+from octavo.backends.base import KVCacheSpec
+from octavo.config import ConfigError, EngineConfig, ModelConfig
+
+GIB = 2**30
+MODEL = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_position_embeddings=4096,
+)
+
+
+def resolve(*, memory: int = 16 * GIB, weights: int = GIB, **changes: Any) -> tuple[int, KVCacheSpec]:
+    config = EngineConfig(model="m", **changes)
+    spec = build.kv_cache_spec(config, MODEL, build.resolve_dtype(config, MODEL))
+    length = build.resolve_max_model_len(config, MODEL)
+    return build.resolve_num_blocks(config, spec, max_model_len=length, memory=memory, weight_bytes=weights), spec
+
+
+def commands_in(message: str) -> list[dict[str, Any]]:
+    """The flags of each command that an error message proposes, as configuration."""
+    found = []
+    for command in re.findall(r"`octavo serve m ([^`]*)`", message):
+        words = command.split()
+        pairs = zip(words[::2], words[1::2], strict=True)
+        values = {flag.removeprefix("--").replace("-", "_"): value for flag, value in pairs}
+        found.append({k: v if k.endswith("dtype") else float(v) if "." in v else int(v) for k, v in values.items()})
+    return found
+
+
+def test_a_share_of_memory_beside_the_weights_and_never_more_than_is_useful() -> None:
+    blocks, spec = resolve(memory=GIB, weights=200 * 2**20)
+    assert blocks == (int(GIB * 0.4) - 200 * 2**20) // spec.bytes_per_block
+    assert resolve(memory=GIB, weights=200 * 2**20, gpu_memory_utilization=0.5)[0] > blocks
+    assert resolve()[0] == 128 * 4096 // 16
+    assert resolve(kv_cache_memory_bytes=10 * 2**20)[0] == 10 * 2**20 // spec.bytes_per_block
+    assert resolve(num_gpu_blocks_override=300)[0] == 300
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kv_cache_memory_bytes": 100_000},
+        {"kv_cache_memory_bytes": 100_000, "dtype": "float32"},
+        {"num_gpu_blocks_override": 7},
+        {"memory": 30 * 2**20, "weights": 11 * 2**20},
+        {"memory": 30 * 2**20, "weights": 13 * 2**20},
+        {"memory": 20 * 2**20, "weights": 19 * 2**20},
+    ],
+)
+def test_a_pool_that_is_too_small_is_told_with_commands_that_work(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(**changes)
+    commands = commands_in(str(caught.value))
+    assert commands and "\n" not in str(caught.value)
+    machine = {name: changes[name] for name in ("memory", "weights", "dtype") if name in changes}
+    for command in commands:
+        assert resolve(**machine, **command)[0] > 0
+
+
+def test_a_model_that_leaves_no_room_is_said_to() -> None:
+    with pytest.raises(ConfigError, match="no room is left"):
+        resolve(memory=20 * 2**20, weights=20 * 2**20)
+
+
+def test_three_ways_when_the_machine_has_room() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(kv_cache_memory_bytes=100_000)
+    assert len(commands_in(str(caught.value))) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "expected"),
+    [
+        ("auto", "float32", "float32"),
+        ("auto", "float16", "bfloat16"),
+        ("auto", "bfloat16", "bfloat16"),
+        ("float", "bfloat16", "float32"),
+        ("bfloat16", "float32", "bfloat16"),
+    ],
+)
+def test_dtype(asked: Any, stored: Any, expected: str) -> None:
+    model = ModelConfig(**{name: getattr(MODEL, name) for name in MODEL.__struct_fields__} | {"dtype": stored})
+    assert build.resolve_dtype(EngineConfig(model="m", dtype=asked), model) == expected
