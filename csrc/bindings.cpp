@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind_dequantize.hpp"
+#include "bind_integer.hpp"
 #include "cpu_features.hpp"
 #include "device.hpp"
 
@@ -48,9 +49,11 @@ NB_MODULE(_native, m) {
     bind_dequantize(m);
     bind_memory(m);
     bind_heads(m);
-    nb::class_<Device>(m, "Device")
-        .def(nb::init<const std::string&, int, const std::vector<int>&, bool, nb::handle>(), "isa"_a, "num_threads"_a, nb::kw_only(),
-             "cores"_a, "act_bfloat16"_a, "bfloat16"_a)
+    nb::class_<Device> device(m, "Device");
+    bind_integer(m, device);
+    device
+        .def(nb::init<const std::string&, int, const std::vector<int>&, bool, nb::handle, const std::string&>(), "isa"_a,
+             "num_threads"_a, nb::kw_only(), "cores"_a, "act_bfloat16"_a, "bfloat16"_a, "integer_kernels"_a = "auto")
         .def_prop_ro("isa", &Device::isa)
         .def_prop_ro("num_threads", &Device::num_threads)
         .def("begin_step", &Device::begin_step)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "integer_weight.hpp"
 #include "kernels.hpp"
 #include "memory.hpp"
 #include "sampling.hpp"
@@ -23,16 +24,20 @@ struct HeadShape {
 
 class Device {
 public:
-    Device(const std::string& isa, int num_threads, const std::vector<int>& cores, bool act_bf16, nb::handle bfloat16);
+    Device(const std::string& isa, int num_threads, const std::vector<int>& cores, bool act_bf16, nb::handle bfloat16,
+           const std::string& integer_kernels);
 
     const char* isa() const { return kernels_->isa; }
     int num_threads() const { return pool_.size(); }
 
     void begin_step() { arena_.reset(); }
     std::unique_ptr<PackedWeight> pack(nb::handle matrix);
+    std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source);
 
     nb::object embedding(nb::handle ids, const PackedWeight& table);
     nb::object linear(nb::handle x, const PackedWeight& weight, nb::handle bias, nb::handle residual);
+    nb::object embedding_integer(nb::handle ids, const IntegerWeight& table);
+    nb::object linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual);
     nb::object rms_norm(nb::handle x, nb::handle weight, float eps);
     nb::object silu_and_mul(nb::handle gate_up);
     nb::object gather_rows(nb::handle x, nb::handle rows);
@@ -58,6 +63,9 @@ private:
     // body(unit, thread) over all units in parallel.
     template <class Body> void over_units(int64_t count, const Body& body);
     Array heads_of(nb::handle qkv, HeadShape shape, bool write) const;
+    // Checks and takes in bias and residual, finds memory for the result of `in` times `weight` (a packed weight of any kind).
+    template <class Args, class Weight>
+    nb::object open_output(Args& args, const Array& in, const Weight& weight, nb::handle bias, nb::handle residual);
     void multiply(LinearArgs args, const PackedWeight& weight);
     void stage_activations(LinearArgs& args);
     bool attend(const AttentionArgs& args, std::vector<AttentionUnit> units);
@@ -65,6 +73,7 @@ private:
     float* attention_scratch(int thread, size_t floats);
 
     const KernelTable* kernels_;
+    const IntegerKernels* integer_;
     bool act_bf16_;
     Arrays arrays_;
     Arena arena_;

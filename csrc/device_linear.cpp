@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "device_output.hpp"
 #include "device_parallel.hpp"
 
 namespace octavo {
@@ -76,31 +77,9 @@ void Device::multiply(LinearArgs args, const PackedWeight& weight) {
 nb::object Device::linear(nb::handle x, const PackedWeight& weight, nb::handle bias, nb::handle residual) {
     Array in = arrays_.read(x, "x", act(), 2);
     check(weight.bf16 == act_bf16_, "linear: the weight was packed by a device of another compute dtype");
-    check(in.shape[1] == weight.columns, "linear: x must have one column for each input of the weight");
     LinearArgs args{in.data, in.shape[1], weight.region.data(), nullptr, nullptr, nullptr, in.shape[0], weight.rows,
                     weight.columns};
-    if (!bias.is_none()) {
-        Array b = arrays_.read(bias, "bias", Type::float32, 1);
-        check(b.shape[0] == weight.rows, "linear: bias must have one value for each output of the weight");
-        args.bias = b.floats();
-    }
-    nb::object out;
-    if (!residual.is_none()) {
-        Array r = arrays_.write(residual, "residual", Type::float32, 2);
-        check(r.shape[0] == in.shape[0] && r.shape[1] == weight.rows, "linear: residual must have the shape of the result");
-        args.residual = r.floats();
-        // The result takes over the residual's memory, unless x lies there too and is still to be read.
-        const char* end = in.data + in.size() * (act_bf16_ ? 2 : 4);
-        if (r.data >= end || r.data + r.size() * 4 <= in.data) {
-            args.out = r.floats();
-            out = nb::borrow(residual);
-        }
-    }
-    if (!args.out) {
-        char* data;
-        out = result(Type::float32, in.shape[0], weight.rows, 2, data);
-        args.out = reinterpret_cast<float*>(data);
-    }
+    nb::object out = open_output(args, in, weight, bias, residual);
     if (weight.bf16) stage_activations(args);
     multiply(args, weight);
     return out;

@@ -11,11 +11,24 @@ import numpy as np
 def cpu_features() -> dict[str, tuple[bool, str]]:
     """Instruction set -> (usable here, why not), from the least to the most capable."""
 
+def integer_kernels(isa: str) -> list[str]:
+    """Kernels for integer weights that run beside an instruction set here, from the least to the most capable."""
+
 def dequantize(type: int, data: np.ndarray, out: np.ndarray, num_threads: int) -> None:
     """Unpack GGUF blocks of ggml type ``type`` into float32, or into bfloat16 seen as uint16."""
 
 class PackedWeight:
     """A matrix [rows, columns] in the form that ``Device.linear`` and ``Device.embedding`` read."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+class IntegerWeight:
+    """The same of an integer layout."""
 
     @property
     def rows(self) -> int: ...
@@ -50,7 +63,14 @@ class Device:
     """One instruction set's kernels, a pool of threads and the arena of results. One caller at a time; others wait."""
 
     def __init__(
-        self, isa: str, num_threads: int, *, cores: Sequence[int], act_bfloat16: bool, bfloat16: np.dtype[np.generic]
+        self,
+        isa: str,
+        num_threads: int,
+        *,
+        cores: Sequence[int],
+        act_bfloat16: bool,
+        bfloat16: np.dtype[np.generic],
+        integer_kernels: str = "auto",
     ) -> None:
         """``cores``: one for each thread to be pinned to, or empty."""
 
@@ -60,9 +80,15 @@ class Device:
     def num_threads(self) -> int: ...
     def begin_step(self) -> None: ...
     def pack(self, weight: np.ndarray) -> PackedWeight: ...
-    def embedding(self, ids: np.ndarray, table: PackedWeight) -> np.ndarray: ...
+    def pack_int8(self, values: np.ndarray, scales: np.ndarray) -> IntegerWeight:
+        """int8[rows, columns]; float16 as uint16[rows, columns / 32]."""
+
+    def pack_int4(self, packed: np.ndarray, scales: np.ndarray, minimums: np.ndarray) -> IntegerWeight:
+        """uint8[rows, columns / 2]; float16 as uint16[rows, columns / 32] twice."""
+
+    def embedding(self, ids: np.ndarray, table: PackedWeight | IntegerWeight) -> np.ndarray: ...
     def linear(
-        self, x: np.ndarray, weight: PackedWeight, bias: np.ndarray | None, residual: np.ndarray | None
+        self, x: np.ndarray, weight: PackedWeight | IntegerWeight, bias: np.ndarray | None, residual: np.ndarray | None
     ) -> np.ndarray: ...
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray: ...
     def silu_and_mul(self, gate_up: np.ndarray) -> np.ndarray: ...

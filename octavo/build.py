@@ -14,6 +14,7 @@ from octavo.config import ConfigError, EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
 from octavo.engine.scheduler import Scheduler
 from octavo.executor.local import LocalExecutor
+from octavo.layers.loader import WeightFormat
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.models import Model, load_model
 from octavo.quant.gguf import Dequantize, dequantize
@@ -75,6 +76,7 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
         _check_budgets(config, max_model_len)
     with watch.phase("start backend"):
         dtype = resolve_dtype(config, checkpoint.config)
+        weight_format = resolve_weight_format(config, checkpoint.kind)
         backend = make_backend(config, dtype)
         memory_before = backend.available_memory()
     with watch.phase("load weights"):
@@ -83,6 +85,7 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
             checkpoint.source,
             backend,
             max_model_len=max_model_len,
+            weight_format=weight_format,
             progress=lambda fraction: watch.progress("load weights", fraction),
         )
     with watch.phase("allocate kv cache"):
@@ -91,9 +94,8 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
         num_blocks = resolve_num_blocks(
             config, spec, max_model_len=max_model_len, memory=memory_before, weight_bytes=weight_bytes
         )
-        kv, cache = make_kv_cache(
-            config, spec, backend, max_model_len=max_model_len, num_blocks=num_blocks, namespace=str(checkpoint.path)
-        )
+        name = f"{checkpoint.path}:{weight_format}"
+        kv, cache = make_kv_cache(config, spec, backend, max_model_len=max_model_len, num_blocks=num_blocks, namespace=name)
     with watch.phase("start engine"):
         engine = assemble(config, checkpoint.config, model, backend, kv, cache, max_model_len=max_model_len)
     return Loaded(
@@ -104,6 +106,7 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
             "model": config.model,
             "architecture": checkpoint.config.architecture,
             "dtype": dtype,
+            "weight_format": weight_format,
             "kv_cache_dtype": spec.dtype,
             "backend": backend.describe(),
             "isa": getattr(backend, "isa", config.backend),
@@ -224,6 +227,17 @@ def resolve_dtype(config: EngineConfig, model: ModelConfig) -> str:
     if config.dtype == "auto":
         return "float32" if model.dtype == "float32" else "bfloat16"
     return "float32" if config.dtype == "float" else config.dtype
+
+
+def resolve_weight_format(config: EngineConfig, kind: str) -> WeightFormat:
+    """How the weights of a checkpoint of this kind are computed.
+
+    Raises:
+        ConfigError: only a GGUF file has integers of its own.
+    """
+    if config.quantization == "stored" and kind != "gguf":
+        raise ConfigError("--quantization stored computes a GGUF file's own integers; for other checkpoints use int8 or int4")
+    return "plain" if config.quantization == "none" else config.quantization
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

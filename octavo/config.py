@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 Dtype = Literal["auto", "bfloat16", "float32", "half", "float16", "float"]
+Quantization = Literal["none", "stored", "int8", "int4"]
 KVCacheDtype = Literal["auto", "bfloat16", "float32"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -31,10 +32,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "safetensors", "gguf", "dummy"], Meta(description="where weights come from; dummy: random")
     ] = "auto"
     dtype: Annotated[Dtype, Meta(description="weights and activations; auto: bfloat16 unless the model is float32")] = "auto"
+    quantization: Annotated[
+        Quantization,
+        Meta(description="of weights; none: plain numbers; stored: as a GGUF file has them; int8, int4: done when loading"),
+    ] = "none"
     kv_cache_dtype: Annotated[KVCacheDtype, Meta(description="of the KV cache; auto: as dtype")] = "auto"
-    max_model_len: Annotated[
-        Positive | None, Meta(description="longest prompt plus output in tokens; default: the model")
-    ] = None
+    max_model_len: Annotated[Positive | None, Meta(description="longest prompt plus output in tokens; default: the model")] = (
+        None
+    )
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="sequences computed at once")] = 128
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens computed in one step")] = 2048
     enable_chunked_prefill: Annotated[bool, Meta(description="split long prompts over steps")] = True

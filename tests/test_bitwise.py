@@ -15,6 +15,7 @@ from octavo import build
 from octavo.backends.base import Backend
 from octavo.config import EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
+from octavo.layers.loader import WeightFormat
 from octavo.models import Model, load_model
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
@@ -29,14 +30,29 @@ class LoadedModel:
     config: ModelConfig
     model: Model
     backend: Backend
+    weight_format: WeightFormat
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def load(path: Path, dtype: str, weight_format: WeightFormat, *, num_threads: int | None = None) -> LoadedModel:
+    checkpoint = open_checkpoint(path)
+    backend = build.make_backend(EngineConfig(model="smollm2", num_threads=num_threads), dtype)
+    config, source = checkpoint.config, checkpoint.source
+    model = load_model(config, source, backend, max_model_len=MAX_MODEL_LEN, weight_format=weight_format)
+    return LoadedModel(config, model, backend, weight_format)
+
+
+VARIANTS: dict[str, tuple[str, WeightFormat]] = {
+    "bfloat16": ("bfloat16", "plain"),
+    "float32": ("float32", "plain"),
+    "as stored": ("bfloat16", "stored"),
+    "int8": ("bfloat16", "int8"),
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
 def loaded(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[LoadedModel]:
-    checkpoint = open_checkpoint(smollm2_path)
-    backend = build.make_backend(EngineConfig(model="smollm2"), request.param)
-    model = load_model(checkpoint.config, checkpoint.source, backend, max_model_len=MAX_MODEL_LEN)
-    yield LoadedModel(checkpoint.config, model, backend)
+    dtype, weight_format = VARIANTS[request.param]
+    yield load(smollm2_path, dtype, weight_format)
 
 
 def requests() -> list[Request]:
@@ -139,7 +155,5 @@ def test_speculated(loaded: LoadedModel, alone: Outputs) -> None:
 
 
 def test_another_number_of_threads(loaded: LoadedModel, alone: Outputs, smollm2_path: Path) -> None:
-    checkpoint = open_checkpoint(smollm2_path)
-    backend = build.make_backend(EngineConfig(model="smollm2", num_threads=1), loaded.backend.compute_dtype)
-    model = load_model(checkpoint.config, checkpoint.source, backend, max_model_len=MAX_MODEL_LEN)
-    assert_same(run(engine_with(LoadedModel(checkpoint.config, model, backend)), requests()), alone)
+    other = load(smollm2_path, loaded.backend.compute_dtype, loaded.weight_format, num_threads=1)
+    assert_same(run(engine_with(other), requests()), alone)

@@ -94,12 +94,17 @@ class Ops(Protocol):
     """Every computation a model needs. All obey the row contract."""
 
     def embedding(self, ids: Array, table: Weight) -> Array:
-        """int32[T], [V, H] -> float32[T, H]"""
+        """int32[T], [V, H] -> float32[T, H]. Of an integer layout: rows of its ``dequantize()``."""
         ...
 
     def linear(self, x: Array, weight: Weight, *, bias: Array | None = None, residual: Array | None = None) -> Array:
         """act[T, K] times weight[N, K] transposed -> float32[T, N]; plus bias float32[N]; plus residual float32[T, N], whose
-        memory the result may take over."""
+        memory the result may take over.
+
+        With a weight in an integer layout, each row of x is quantized in groups of 32 inputs: a = 127 / (largest magnitude),
+        q = x * a rounded to nearest even, scale = (largest magnitude) / 127. A group whose largest is below 1e-30 counts as
+        zeros; one that is not finite makes the row NaN. An output is the sum over groups, in order, in float32, of
+        (dot(q, values) * weight scale) * scale, in Int4Group then also of minimum * (scale * sum(q)); dots are exact."""
         ...
 
     def rms_norm(self, x: Array, weight: Array, *, eps: float) -> Array:
@@ -164,7 +169,7 @@ class Backend(Protocol):
 
     @property
     def compute_dtype(self) -> str:
-        """"bfloat16" or "float32": the dtype called act above."""
+        """ "bfloat16" or "float32": the dtype called act above."""
         ...
 
     def describe(self) -> str:
@@ -172,7 +177,7 @@ class Backend(Protocol):
         ...
 
     def weight(self, layout: Any) -> Weight:
-        """Pack one canonical layout of ``octavo.quant.layouts`` (for now ``Dense``) for ``linear`` and ``embedding``."""
+        """Pack one canonical layout of ``octavo.quant.layouts`` for ``linear`` and ``embedding``."""
         ...
 
     def tensor(self, array: np.ndarray) -> Array:

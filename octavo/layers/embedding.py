@@ -9,7 +9,7 @@ class Embedding:
 
     def __init__(self, loader: Loader, name: str, *, vocab_size: int, hidden_size: int) -> None:
         self._ops = loader.backend.ops
-        self.weight: Weight = loader.matrix([f"{name}.weight"], rows=[vocab_size], columns=hidden_size)
+        self.weight: Weight = loader.matrix([f"{name}.weight"], rows=[vocab_size], columns=hidden_size, vocabulary=True)
 
     def __call__(self, ids: Array) -> Array:
         """int32[T] -> float32[T, hidden_size]"""
@@ -24,7 +24,7 @@ class LMHead:
         if tied is not None:
             self._weight = tied.weight
         else:
-            self._weight = loader.matrix([f"{name}.weight"], rows=[vocab_size], columns=hidden_size)
+            self._weight = loader.matrix([f"{name}.weight"], rows=[vocab_size], columns=hidden_size, vocabulary=True)
 
     def __call__(self, x: Array) -> Array:
         """act[R, hidden_size] -> float32[R, vocab_size]"""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from octavo.backends.base import Array, Backend, Batch, KVCache
 from octavo.config import ConfigError, ModelConfig
-from octavo.layers.loader import Loader
+from octavo.layers.loader import Loader, WeightFormat
 from octavo.models.llama import LlamaModel
 from octavo.weights.source import WeightSource
 
@@ -39,14 +39,17 @@ def load_model(
     backend: Backend,
     *,
     max_model_len: int,
+    weight_format: WeightFormat = "plain",
     progress: Callable[[float], None] | None = None,
 ) -> Model:
     """Load a model for sequences of up to ``max_model_len`` tokens. ``progress`` hears the fraction done, rising to 1.
 
-    Raises ``ConfigError`` for an unknown architecture and for tensors that are missing or of another shape.
+    Raises ``ConfigError`` for an unknown architecture, for tensors that are missing or of another shape, and for tensors that
+    cannot be had in the ``weight_format``.
     """
     if config.architecture not in REGISTRY:
         known = ", ".join(sorted(REGISTRY))
         raise ConfigError(f"architecture {config.architecture!r} is not supported; these are: {known}")
     family = REGISTRY[config.architecture]
-    return family(config, Loader(source, backend), max_model_len=max_model_len, progress=progress or (lambda _: None))
+    loader = Loader(source, backend, weight_format)
+    return family(config, loader, max_model_len=max_model_len, progress=progress or (lambda _: None))

@@ -192,7 +192,7 @@ def _q3_k(blocks: np.ndarray) -> np.ndarray:
     return _affine(signed.reshape(-1, 16, 16), (_half(blocks, 108) * scales.astype(np.float32))[..., None])
 
 
-def _k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The eight 6-bit scales and eight 6-bit minima of Q4_K and Q5_K from their 12 bytes, uint8[blocks, 8] each."""
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1)
@@ -202,7 +202,7 @@ def _k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _k_affine(blocks: np.ndarray, quants: np.ndarray) -> np.ndarray:
     """quants uint8[blocks, 8, 32] with the scales of Q4_K and Q5_K: d, dmin, then 12 bytes of packed scales."""
-    scales, minima = _k_scales(blocks[:, 4:16])
+    scales, minima = k_scales(blocks[:, 4:16])
     scale = _half(blocks, 0) * scales.astype(np.float32)
     minimum = _half(blocks, 2) * minima.astype(np.float32)
     return _affine(quants, scale[..., None], -minimum[..., None])

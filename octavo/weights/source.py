@@ -14,7 +14,8 @@ import numpy as np
 
 from octavo.config import ConfigError
 from octavo.quant.gguf import Dequantize, GgmlType
-from octavo.quant.layouts import Dense
+from octavo.quant.gguf_integer import integer_layout
+from octavo.quant.layouts import Dense, Integer
 from octavo.weights.gguf_config import hf_name
 from octavo.weights.gguf_file import GgufFile, GgufTensor
 from octavo.weights.safetensors import SafetensorsCheckpoint
@@ -40,6 +41,11 @@ class WeightSource(Protocol):
         """A matrix [out_features, in_features] as "float32" or "bfloat16": without a copy where it is stored so."""
         ...
 
+    def integer(self, name: str, *, shape: tuple[int, int]) -> Integer | None:
+        """A matrix that is stored in an integer format, in the integer layout nearest to it; None: it is stored as plain
+        numbers, or in a way that no layout can hold."""
+        ...
+
     def vector(self, name: str, *, size: int) -> np.ndarray:
         """float32[size]"""
         ...
@@ -62,6 +68,10 @@ class SafetensorsSource:
 
     def dense(self, name: str, *, shape: tuple[int, int], dtype: str) -> Dense:
         return Dense(self._tensor(name, shape).astype(DTYPES[dtype], copy=False))
+
+    def integer(self, name: str, *, shape: tuple[int, int]) -> Integer | None:
+        self._tensor(name, shape)
+        return None
 
     def vector(self, name: str, *, size: int) -> np.ndarray:
         return self._tensor(name, (size,)).astype(np.float32)
@@ -103,6 +113,10 @@ class GgufSource:
         out = np.empty(shape, DTYPES[dtype])
         self.read(name, out)
         return Dense(out)
+
+    def integer(self, name: str, *, shape: tuple[int, int]) -> Integer | None:
+        tensor = self._tensor(name, shape)
+        return integer_layout(tensor.kind, self._rows_in_order(name, tensor), shape, dequantize=self._dequantize)
 
     def vector(self, name: str, *, size: int) -> np.ndarray:
         out = np.empty(size, np.float32)
@@ -165,6 +179,9 @@ class DummySource:
         out = np.empty(shape, DTYPES[dtype])
         self.read(name, out)
         return Dense(out)
+
+    def integer(self, name: str, *, shape: tuple[int, int]) -> Integer | None:
+        return None
 
     def vector(self, name: str, *, size: int) -> np.ndarray:
         out = np.empty(size, np.float32)

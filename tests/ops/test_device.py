@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import octavo
 from octavo.backends.base import AttentionShape
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.quant.layouts import Dense
@@ -137,10 +138,10 @@ def run_apart(script: str) -> subprocess.CompletedProcess[str]:
             return {**floats, "top_k": top_k, "seeds": seeds, "positions": np.arange(rows, dtype=np.int64)}
     """
     code = textwrap.dedent(head) + textwrap.dedent(script)
-    root = Path(__file__).parents[2]
+    root = Path(octavo.__file__).parents[1]  # where the package under test was imported from
     environment = {**os.environ, "PYTHONPATH": str(root), "OPENBLAS_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment, cwd=root, check=False
     )
 
 

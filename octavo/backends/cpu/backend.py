@@ -5,7 +5,7 @@ after the next ``begin_step()``. Results are the same bits for any number of thr
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +14,7 @@ from octavo.backends.base import KVCacheSpec
 from octavo.backends.cpu.memory import available_memory
 from octavo.backends.cpu.ops import CpuOps
 from octavo.backends.cpu.topology import cores_to_pin, default_threads
+from octavo.quant.layouts import Int4Group, Int8Group, Layout
 
 if TYPE_CHECKING:
     from octavo import _native
@@ -38,13 +39,21 @@ class CpuBackend:
         compute_dtype: "bfloat16" or "float32": of weights and of activations. Sums are float32 in either case.
         isa: "auto" for the most capable usable instruction set, or one of ``_native.cpu_features()``; "amx_emulated" computes
             as "amx" would, slowly, on any machine.
+        integer_kernels: "auto", or one of ``_native.integer_kernels(isa)``; all of an instruction set give the same bits.
         num_threads: None: one for each core that affinity and control group allow.
 
     Raises:
         ValueError: an unknown dtype, an instruction set that this machine cannot run, or no threads.
     """
 
-    def __init__(self, *, compute_dtype: str = "bfloat16", isa: str = "auto", num_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        compute_dtype: str = "bfloat16",
+        isa: str = "auto",
+        num_threads: int | None = None,
+        integer_kernels: str = "auto",
+    ) -> None:
         from octavo import _native
 
         _check_dtype("compute_dtype", compute_dtype)
@@ -56,6 +65,7 @@ class CpuBackend:
             cores=cores_to_pin(threads),
             act_bfloat16=compute_dtype == "bfloat16",
             bfloat16=np.dtype(ml_dtypes.bfloat16),
+            integer_kernels=integer_kernels,
         )
         self.compute_dtype = compute_dtype
         self.isa: str = self._device.isa
@@ -67,8 +77,13 @@ class CpuBackend:
         threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
         return f"cpu, {self.isa}, {threads}, {self.compute_dtype}"
 
-    def weight(self, layout: Any) -> "_native.PackedWeight":
-        """Packed for ``linear`` and ``embedding``, rounded to the compute dtype; the layout's array is not kept."""
+    def weight(self, layout: Layout) -> "_native.PackedWeight | _native.IntegerWeight":
+        """Packed for ``linear`` and ``embedding``; a dense one is rounded to the compute dtype. The layout is not kept."""
+        if isinstance(layout, Int8Group):
+            return self._device.pack_int8(np.ascontiguousarray(layout.values), _halves(layout.scales))
+        if isinstance(layout, Int4Group):
+            packed = np.ascontiguousarray(layout.packed)
+            return self._device.pack_int4(packed, _halves(layout.scales), _halves(layout.minimums))
         return self._device.pack(np.ascontiguousarray(layout.array))
 
     def tensor(self, array: np.ndarray) -> np.ndarray:
@@ -92,6 +107,11 @@ class CpuBackend:
 
     def available_memory(self) -> int:
         return available_memory()
+
+
+def _halves(numbers: np.ndarray) -> np.ndarray:
+    """float16 as the native module takes it: uint16."""
+    return np.ascontiguousarray(numbers).view(np.uint16)
 
 
 def _check_dtype(name: str, dtype: str) -> None:

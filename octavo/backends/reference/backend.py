@@ -12,7 +12,9 @@ import numpy as np
 
 from octavo.backends.base import KVCacheSpec
 from octavo.backends.cpu.memory import available_memory
+from octavo.backends.reference.integer import IntegerWeight
 from octavo.backends.reference.ops import ReferenceOps
+from octavo.quant.layouts import Dense, Layout
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
@@ -39,8 +41,10 @@ class ReferenceBackend:
     def describe(self) -> str:
         return f"reference, numpy {np.__version__}, {self.compute_dtype}"
 
-    def weight(self, layout: Any) -> np.ndarray:
-        """The matrix in float32, rounded to the compute dtype."""
+    def weight(self, layout: Layout) -> np.ndarray | IntegerWeight:
+        """A dense matrix in float32, rounded to the compute dtype; an integer one as it is."""
+        if not isinstance(layout, Dense):
+            return IntegerWeight.of(layout)
         rounded: np.ndarray = layout.dequantize().astype(DTYPES[self.compute_dtype]).astype(np.float32)
         return rounded
 

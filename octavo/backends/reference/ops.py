@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from octavo.backends.base import AttentionShape, Batch
-from octavo.backends.reference import sampling
+from octavo.backends.reference import integer, sampling
 
 
 def _check_range(name: str, values: np.ndarray, low: int, high: int) -> None:
@@ -19,16 +19,26 @@ class ReferenceOps:
     def __init__(self, *, act: Any) -> None:
         self._act = act
 
-    def embedding(self, ids: np.ndarray, table: np.ndarray) -> np.ndarray:
+    def embedding(self, ids: np.ndarray, table: np.ndarray | integer.IntegerWeight) -> np.ndarray:
         _check_range("token id", ids, 0, table.shape[0])
+        if isinstance(table, integer.IntegerWeight):
+            return table.rows(ids)
         return np.array(table[ids], np.float32)
 
     def linear(
-        self, x: np.ndarray, weight: np.ndarray, *, bias: np.ndarray | None = None, residual: np.ndarray | None = None
+        self,
+        x: np.ndarray,
+        weight: np.ndarray | integer.IntegerWeight,
+        *,
+        bias: np.ndarray | None = None,
+        residual: np.ndarray | None = None,
     ) -> np.ndarray:
-        out = np.empty((x.shape[0], weight.shape[0]), np.float32)
-        for i, row in enumerate(x.astype(np.float32)):
-            out[i] = weight @ row
+        if isinstance(weight, integer.IntegerWeight):
+            out = integer.linear(x.astype(np.float32), weight)
+        else:
+            out = np.empty((x.shape[0], weight.shape[0]), np.float32)
+            for i, row in enumerate(x.astype(np.float32)):
+                out[i] = weight @ row
         if bias is not None:
             out += bias
         if residual is not None:

@@ -1,0 +1,58 @@
+// The Python face of integer weights: checks that arrays belong together. Ops are overloads of those for dense weights.
+#include "bind_integer.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+namespace octavo {
+
+using namespace nanobind::literals;
+
+namespace {
+
+template <class T> using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <class T> void check_scales(const Matrix<T>& scales, int64_t rows, int64_t groups) {
+    check(static_cast<int64_t>(scales.shape(0)) == rows && static_cast<int64_t>(scales.shape(1)) == groups,
+          "there must be one scale for each group of each row");
+}
+
+std::unique_ptr<IntegerWeight> pack_int8(Device& device, Matrix<int8_t> values, Matrix<uint16_t> scales) {
+    const int64_t rows = values.shape(0), groups = values.shape(1) / kGroup;
+    check(values.shape(1) % kGroup == 0, "a row must be groups of 32 values");
+    check_scales(scales, rows, groups);
+    return device.pack_integer({reinterpret_cast<const uint8_t*>(values.data()), scales.data(), nullptr, rows, groups});
+}
+
+std::unique_ptr<IntegerWeight> pack_int4(Device& device, Matrix<uint8_t> packed, Matrix<uint16_t> scales,
+                                         Matrix<uint16_t> minimums) {
+    const int64_t rows = packed.shape(0), groups = packed.shape(1) / (kGroup / 2);
+    check(packed.shape(1) % (kGroup / 2) == 0, "a row must be groups of 16 bytes");
+    check_scales(scales, rows, groups);
+    check_scales(minimums, rows, groups);
+    return device.pack_integer({packed.data(), scales.data(), minimums.data(), rows, groups});
+}
+
+std::vector<std::string> names_of_kernels(const std::string& isa) {
+    std::vector<std::string> names;
+    for (const IntegerKernels* kernels : integer_kernels(isa)) names.push_back(kernels->name);
+    return names;
+}
+
+} // namespace
+
+void bind_integer(nb::module_& module, nb::class_<Device>& device) {
+    nb::class_<IntegerWeight>(module, "IntegerWeight")
+        .def_ro("rows", &IntegerWeight::rows)
+        .def_ro("columns", &IntegerWeight::columns)
+        .def_prop_ro("num_bytes", [](const IntegerWeight& w) { return w.region.bytes(); });
+    module.def("integer_kernels", &names_of_kernels, "isa"_a);
+    device.def("pack_int8", &pack_int8, "values"_a.noconvert(), "scales"_a.noconvert())
+        .def("pack_int4", &pack_int4, "packed"_a.noconvert(), "scales"_a.noconvert(), "minimums"_a.noconvert())
+        .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
+        .def("linear", &Device::linear_integer, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none());
+}
+
+} // namespace octavo

@@ -1,0 +1,92 @@
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+#include "device_output.hpp"
+#include "device_parallel.hpp"
+
+namespace octavo {
+
+namespace {
+
+constexpr int64_t kPanelBytes = 256 << 10; // weights of a unit that meets many rows: they should stay in the second-level cache
+constexpr int64_t kRowsOfUnit = 192;       // rows of a unit: their records should stay there too
+constexpr int64_t kUnitsPerThread = 6;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t weight_bytes(int64_t rows, int64_t groups, bool four) {
+    const int64_t limit = std::numeric_limits<int32_t>::max();
+    check(rows >= 0 && groups >= 1 && rows < limit && groups < limit / kGroup, "size out of range");
+    return divide_up(rows, kIntegerColumns) * groups * (four ? kGroupBytes4 : kGroupBytes8);
+}
+
+} // namespace
+
+IntegerWeight::IntegerWeight(int64_t rows, int64_t groups, bool four)
+    : rows(rows), columns(groups * kGroup), four(four), region(weight_bytes(rows, groups, four)) {}
+
+void pack_integer_blocks(const IntegerSource& source, IntegerWeight& weight, int64_t block0, int64_t block1) {
+    const int64_t lines = source.four() ? 4 : 8, bytes = source.four() ? kGroupBytes4 : kGroupBytes8;
+    const uint32_t offset = source.four() ? 0 : 0x80808080u;
+    for (int64_t n = block0 * kIntegerColumns; n < std::min(source.rows, block1 * kIntegerColumns); ++n) {
+        const int64_t column = n % kIntegerColumns;
+        char* group = weight.region.data() + n / kIntegerColumns * source.groups * bytes;
+        for (int64_t g = 0; g < source.groups; ++g, group += bytes) {
+            const uint8_t* from = source.values + (n * source.groups + g) * lines * 4;
+            char* to = group + column / 16 * lines * kLine + column % 16 * 4;
+            for (int64_t line = 0; line < lines; ++line) {
+                uint32_t word;
+                std::memcpy(&word, from + line * 4, 4);
+                word ^= offset;
+                std::memcpy(to + line * kLine, &word, 4);
+            }
+            char* half = group + 2 * lines * kLine + column * 2;
+            std::memcpy(half, source.scales + n * source.groups + g, 2);
+            if (source.four()) std::memcpy(half + 2 * kIntegerColumns, source.minimums + n * source.groups + g, 2);
+        }
+    }
+}
+
+std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source) {
+    auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.four());
+    over_units(divide_up(source.rows, kIntegerColumns),
+               [&](int64_t block, int) { pack_integer_blocks(source, *weight, block, block + 1); });
+    return weight;
+}
+
+nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table) {
+    Array in = arrays_.read(ids, "ids", Type::int32, 1);
+    check_range("token id", in.ints(), in.shape[0], 0, table.rows);
+    char* data;
+    nb::object out = result(Type::float32, in.shape[0], table.columns, 2, data);
+    IntegerEmbeddingArgs args{in.ints(), table.region.data(), reinterpret_cast<float*>(data), table.columns / kGroup, table.four};
+    over_rows(in.shape[0], in.shape[0] * table.columns * 4,
+              [&](int64_t r0, int64_t r1) { integer_->embedding(args, r0, r1); });
+    return out;
+}
+
+nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual) {
+    Array in = arrays_.read(x, "x", act(), 2);
+    const int64_t rows = in.shape[0], groups = weight.columns / kGroup, tiles = divide_up(rows, integer_->rows_of_tile);
+    IntegerLinearArgs args{nullptr, weight.region.data(), nullptr, nullptr, nullptr, rows, weight.rows, groups, tiles, weight.four};
+    nb::object out = open_output(args, in, weight, bias, residual);
+    char* records = arena_.allocate(rows * groups * kRecord);
+    args.x = records;
+    QuantizeArgs quantize{in.data, records, rows, groups, tiles, act_bf16_, weight.four};
+    over_rows(tiles, in.size(), [&](int64_t t0, int64_t t1) { integer_->quantize(quantize, t0, t1); });
+
+    const int64_t blocks = divide_up(weight.rows, kIntegerColumns), block_bytes = groups * (weight.four ? kGroupBytes4 : kGroupBytes8);
+    const int64_t row_chunks = divide_up(rows, kRowsOfUnit);
+    // Enough units to share out evenly, few enough blocks in each to stay in the cache while many rows pass.
+    const int64_t wanted = kUnitsPerThread * pool_.size();
+    const int64_t panel = std::clamp<int64_t>(blocks * row_chunks / wanted, 1, std::max<int64_t>(1, kPanelBytes / block_bytes));
+    over_units(divide_up(blocks, panel) * row_chunks, [&](int64_t unit, int) {
+        const int64_t block = unit / row_chunks * panel, chunk = unit % row_chunks;
+        integer_->linear(args, tiles * chunk / row_chunks, tiles * (chunk + 1) / row_chunks, block,
+                         std::min(blocks, block + panel));
+    });
+    return out;
+}
+
+} // namespace octavo

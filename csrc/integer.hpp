@@ -1,0 +1,77 @@
+// What the translation units of integer products and the rest share; plain data like kernels.hpp, and for the same reason.
+//
+// Weights lie in blocks of 32 outputs, one stream a block: [n / 32][group of 32 inputs][2 halves of 16 outputs][lines], then 32
+// scales and, with 4 bits, 32 minimums, all fp16. A line is 64 bytes: 4 inputs of 16 outputs, an output's side by side. With
+// 8 bits there are 8 lines a half, bytes hold value + 128. With 4 bits there are 4: low halves of line i are the inputs of line
+// i, high halves those of line i + 4.
+//
+// Activations are quantized per row and group to a record of 40 bytes: 32 int8, the scale, and a constant: scale * sum of the
+// bytes as a float for 4 bits, -128 * sum as an int32 for 8. Records lie in the order in which a tile of rows reads them:
+// [tile][group][row of the tile].
+//
+// All integer arithmetic is exact, floats are combined in one order by fused operations: the same bits with and without
+// dot product instructions, for any number of rows.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace octavo {
+
+constexpr int kGroup = 32;          // inputs that share a scale
+constexpr int kLine = 64;           // bytes
+constexpr int kRecord = 40;         // bytes of a row's group of activations
+constexpr int kIntegerColumns = 32; // outputs of a block
+
+constexpr int64_t kGroupBytes4 = 2 * 4 * kLine + 2 * kIntegerColumns * 2; // of a block's group
+constexpr int64_t kGroupBytes8 = 2 * 8 * kLine + kIntegerColumns * 2;
+
+struct IntegerLinearArgs {
+    const char* x;         // records
+    const char* weight;    // blocks
+    const float* bias;     // may be null
+    const float* residual; // may be null, may be out
+    float* out;
+    int64_t rows, n, groups, tiles;
+    bool four;
+};
+
+struct QuantizeArgs {
+    const void* x; // [rows, groups * kGroup]
+    char* out;     // records
+    int64_t rows, groups, tiles;
+    bool x_bf16, four;
+};
+
+struct IntegerEmbeddingArgs {
+    const int32_t* ids;
+    const char* table; // blocks
+    float* out;
+    int64_t groups;
+    bool four;
+};
+
+struct IntegerKernels {
+    const char* name;
+    int rows_of_tile; // at most; rows are cut into as few tiles as that allows, as equal as possible
+
+    void (*linear)(const IntegerLinearArgs&, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1);
+    void (*quantize)(const QuantizeArgs&, int64_t tile0, int64_t tile1);
+    void (*embedding)(const IntegerEmbeddingArgs&, int64_t row0, int64_t row1);
+};
+
+const IntegerKernels* integer_generic();
+#ifdef OCTAVO_HAVE_INTEGER_AVX2
+const IntegerKernels* integer_avx2();
+#endif
+#ifdef OCTAVO_HAVE_INTEGER_AVX2_VNNI
+const IntegerKernels* integer_avx2_vnni();
+#endif
+#ifdef OCTAVO_HAVE_INTEGER_AVX512
+const IntegerKernels* integer_avx512();
+#endif
+#ifdef OCTAVO_HAVE_INTEGER_AVX512_VNNI
+const IntegerKernels* integer_avx512_vnni();
+#endif
+
+} // namespace octavo

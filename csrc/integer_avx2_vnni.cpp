@@ -1,0 +1,23 @@
+// Products with integer weights for AVX2 with AVX-VNNI.
+#include <immintrin.h>
+
+#include "integer.hpp"
+
+#define OCTAVO_VNNI
+namespace octavo {
+namespace {
+
+#include "simd_avx2.hpp"
+// clang-format off
+#include "kernels_math.hpp"
+#include "simd_integer_avx2.hpp"
+#include "kernels_integer.hpp"
+// clang-format on
+
+constexpr IntegerKernels kTable = integer_table("avx2_vnni");
+
+} // namespace
+
+const IntegerKernels* integer_avx2_vnni() { return &kTable; }
+
+} // namespace octavo

@@ -1,0 +1,23 @@
+// Products with integer weights for AVX-512 with VNNI.
+#include <immintrin.h>
+
+#include "integer.hpp"
+
+#define OCTAVO_VNNI
+namespace octavo {
+namespace {
+
+#include "simd_avx512.hpp"
+// clang-format off
+#include "kernels_math.hpp"
+#include "simd_integer_avx512.hpp"
+#include "kernels_integer.hpp"
+// clang-format on
+
+constexpr IntegerKernels kTable = integer_table("avx512_vnni");
+
+} // namespace
+
+const IntegerKernels* integer_avx512_vnni() { return &kTable; }
+
+} // namespace octavo

@@ -1,0 +1,41 @@
+// Matrices in integer layouts: as they come and as the kernels read them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "integer.hpp"
+#include "memory.hpp"
+
+namespace octavo {
+
+// A matrix [rows, groups * kGroup] as in octavo/quant/layouts.py: row-major, scales and minimums fp16. With 8 bits the values
+// are signed and there are no minimums.
+struct IntegerSource {
+    const uint8_t* values;
+    const uint16_t* scales;
+    const uint16_t* minimums; // null: 8 bits
+    int64_t rows, groups;
+    bool four() const { return minimums != nullptr; }
+};
+
+// The same in blocks; see integer.hpp.
+struct IntegerWeight {
+    IntegerWeight(int64_t rows, int64_t groups, bool four);
+
+    int64_t rows, columns;
+    bool four;
+    Region region;
+};
+
+// Copies the blocks [block0, block1) of a source into a weight of its size.
+void pack_integer_blocks(const IntegerSource& source, IntegerWeight& weight, int64_t block0, int64_t block1);
+
+// The integer kernels that may run beside the kernels of an instruction set, from the least to the most capable.
+std::vector<const IntegerKernels*> integer_kernels(const std::string& isa);
+
+// One of those by name, or the most capable for "auto". Throws std::invalid_argument where there is none of that name.
+const IntegerKernels* find_integer_kernels(const std::string& isa, const std::string& name);
+
+} // namespace octavo

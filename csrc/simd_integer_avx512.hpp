@@ -1,0 +1,43 @@
+// Sixteen dots of four unsigned weights with four signed activations. With VNNI one instruction; without, products of the even
+// and of the odd bytes, which never saturate. Included inside the instruction set's own namespace.
+
+using Dots = __m512i;
+using Bytes = __m512i;
+constexpr int kIntegerRows = 6, kIntegerVecs = 2;
+constexpr int kIntegerPrefetch = 4; // groups ahead in the stream of weights
+
+inline Dots dzero() { return _mm512_setzero_si512(); }
+inline Dots dset(int32_t x) { return _mm512_set1_epi32(x); }
+inline Bytes dload(const char* p) { return _mm512_loadu_si512(p); }
+inline Bytes dlow(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
+inline Bytes dhigh(Bytes b) { return _mm512_and_si512(_mm512_srli_epi16(b, 4), _mm512_set1_epi8(15)); }
+inline Vec dfloat(Dots d) { return _mm512_cvtepi32_ps(d); }
+inline Vec vload_half(const char* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+
+#ifdef OCTAVO_VNNI
+
+using Quad = __m512i;
+inline Quad dquad(int32_t x) { return _mm512_set1_epi32(x); }
+inline Dots ddot4(Dots acc, Bytes w, Quad x) { return _mm512_dpbusd_epi32(acc, w, x); }
+inline Dots ddot8(Dots acc, Bytes w, Quad x) { return _mm512_dpbusd_epi32(acc, w, x); }
+
+#else
+
+struct Quad {
+    __m512i all, even, odd;
+};
+inline Quad dquad(int32_t x) {
+    __m512i all = _mm512_set1_epi32(x);
+    return {all, _mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8), _mm512_srai_epi16(all, 8)};
+}
+// 2 * 15 * 127 fits 16 bits.
+inline Dots ddot4(Dots acc, Bytes w, Quad x) {
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(w, x.all), _mm512_set1_epi16(1)));
+}
+inline Dots ddot8(Dots acc, Bytes w, Quad x) {
+    __m512i even = _mm512_madd_epi16(_mm512_and_si512(w, _mm512_set1_epi16(255)), x.even);
+    __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), x.odd);
+    return _mm512_add_epi32(acc, _mm512_add_epi32(even, odd));
+}
+
+#endif

@@ -1,0 +1,42 @@
+// Four dots of four unsigned weights with four signed activations, in the compiler's own vectors (little-endian words).
+// Included inside the namespace of its user, after kernels_math.hpp.
+
+typedef int16_t ShortVec __attribute__((vector_size(16)));
+using Dots = IntVec;
+using Bytes = WordVec;
+constexpr int kIntegerRows = 4, kIntegerVecs = 1;
+constexpr int kIntegerPrefetch = 4; // groups ahead in the stream of weights
+
+inline float half_to_float(const char* p);
+
+inline Dots dset(int32_t x) { return Dots{x, x, x, x}; }
+inline Dots dzero() { return dset(0); }
+inline Bytes dload(const char* p) {
+    Bytes b;
+    __builtin_memcpy(&b, p, sizeof b);
+    return b;
+}
+inline Bytes dlow(Bytes b) { return b & 0x0F0F0F0Fu; }
+inline Bytes dhigh(Bytes b) { return (b >> 4) & 0x0F0F0F0Fu; }
+inline Vec dfloat(Dots d) { return __builtin_convertvector(d, Vec); }
+inline Vec vload_half(const char* p) {
+    return Vec{half_to_float(p), half_to_float(p + 2), half_to_float(p + 4), half_to_float(p + 6)};
+}
+
+struct Quad {
+    ShortVec even, odd;
+};
+inline Quad dquad(int32_t x) {
+    ShortVec all = reinterpret_cast<ShortVec>(dset(x));
+    return {(all << 8) >> 8, all >> 8};
+}
+// The sum of each pair of products, 255 * 127 at most, which fits 16 bits.
+inline Dots dpairs(ShortVec w, ShortVec x) {
+    Dots products = reinterpret_cast<Dots>(w * x);
+    return ((products << 16) >> 16) + (products >> 16);
+}
+inline Dots ddot8(Dots acc, Bytes w, Quad x) {
+    ShortVec even = reinterpret_cast<ShortVec>(w & 0x00FF00FFu), odd = reinterpret_cast<ShortVec>((w >> 8) & 0x00FF00FFu);
+    return acc + dpairs(even, x.even) + dpairs(odd, x.odd);
+}
+inline Dots ddot4(Dots acc, Bytes w, Quad x) { return ddot8(acc, w, x); }

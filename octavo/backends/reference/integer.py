@@ -1,0 +1,70 @@
+"""Products with integer weights, in exact arithmetic but for the float32 sum over groups: what ``Ops.linear`` means there.
+
+Knows arrays and integer layouts only. Dots are computed as float32 products of matrices: every partial sum is a whole number
+below 2^24, so they are exact in any order.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.quant.layouts import GROUP, Int4Group, Integer
+
+SMALLEST = 1e-30
+"""Groups of activations below this count as zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerWeight:
+    """``values`` float32[groups, N, GROUP], whole numbers; ``scales`` float32[groups, N]; ``minimums`` the same, or None."""
+
+    values: np.ndarray
+    scales: np.ndarray
+    minimums: np.ndarray | None
+
+    @classmethod
+    def of(cls, layout: Integer) -> "IntegerWeight":
+        rows, columns = layout.shape
+        grouped = layout.values.reshape(rows, columns // GROUP, GROUP)
+        return cls(
+            np.ascontiguousarray(grouped.swapaxes(0, 1), np.float32),
+            np.ascontiguousarray(layout.scales.T, np.float32),
+            np.ascontiguousarray(layout.minimums.T, np.float32) if isinstance(layout, Int4Group) else None,
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        groups, rows, _ = self.values.shape
+        return rows, groups * GROUP
+
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        """Dequantized, float32[len(ids), K]."""
+        picked = self.values[:, ids] * self.scales[:, ids, None]
+        if self.minimums is not None:
+            picked += self.minimums[:, ids, None]
+        return np.ascontiguousarray(picked.swapaxes(0, 1)).reshape(len(ids), self.shape[1])
+
+
+def quantize_activations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32[T, K] -> (whole numbers from -127 to 127 as float32[T, groups, GROUP], scales float32[T, groups])."""
+    grouped = x.reshape(x.shape[0], -1, GROUP)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        largest = np.abs(grouped).max(axis=2)
+        usable = np.isfinite(largest) & (largest >= np.float32(SMALLEST))
+        inverse = np.where(usable, np.float32(127) / largest, np.float32(0))
+        quants = np.where(usable[..., None], np.rint(grouped * inverse[..., None]), np.float32(0))
+        scales = np.where(largest < np.float32(SMALLEST), np.float32(0), largest / np.float32(127))
+    return quants, np.where(np.isfinite(largest), scales, np.float32(np.nan))
+
+
+def linear(x: np.ndarray, weight: IntegerWeight) -> np.ndarray:
+    """float32[T, K] -> float32[T, N]"""
+    quants, scales = quantize_activations(x)
+    sums = quants.sum(axis=2)
+    out = np.zeros((x.shape[0], weight.shape[0]), np.float32)
+    for group, values in enumerate(weight.values):
+        scale = scales[:, group, None]
+        out += (quants[:, group] @ values.T * weight.scales[group]) * scale
+        if weight.minimums is not None:
+            out += weight.minimums[group] * (scale * sums[:, group, None])
+    return out

@@ -1,0 +1,148 @@
+"""Models computed with integer weights: close to the same weights as plain numbers, the same on every backend, and no larger
+in memory than in the file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from octavo.backends.base import Backend
+from octavo.backends.cpu.backend import CpuBackend
+from octavo.backends.reference import ReferenceBackend
+from octavo.config import ConfigError
+from octavo.layers.loader import Loader, WeightFormat
+from octavo.models import load_model
+from octavo.quant.integer import quantize_int4, quantize_int8
+from octavo.quant.layouts import Dense, Int4Group, Int8Group, Integer, Layout
+from octavo.weights.checkpoint import open_checkpoint
+from octavo.weights.source import DummySource
+from tests.models.paged import PagedRunner
+from tests.models.test_gguf_models import write
+from tests.models.variants import SIZES, VARIANTS, randomize
+
+PROMPT = [int(token) for token in np.random.default_rng(8).integers(300, 40_000, 48)]
+
+
+def logits_of(path: Path, backend: Backend, weight_format: WeightFormat, prompt: list[int]) -> np.ndarray:
+    checkpoint = open_checkpoint(path)
+    model = load_model(checkpoint.config, checkpoint.source, backend, max_model_len=64, weight_format=weight_format)
+    [logits] = PagedRunner(model, backend, checkpoint.config).step([(0, prompt)])
+    return logits
+
+
+class Recorder(CpuBackend):
+    """Notes the layout and the size in memory of every weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layouts: list[Layout] = []
+        self.num_bytes = 0
+
+    def weight(self, layout: Layout) -> Any:
+        packed = super().weight(layout)
+        self.layouts.append(layout)
+        self.num_bytes += packed.num_bytes
+        return packed
+
+
+@pytest.fixture(scope="module")
+def plain(smollm2_path: Path) -> np.ndarray:
+    return logits_of(smollm2_path, CpuBackend(compute_dtype="float32"), "plain", PROMPT)
+
+
+@pytest.mark.parametrize("weight_format", ["stored", "int8", "int4"])
+def test_the_demo_model_in_integers_is_close_to_plain_numbers(
+    smollm2_path: Path, plain: np.ndarray, weight_format: WeightFormat
+) -> None:
+    backend = Recorder()
+    found = logits_of(smollm2_path, backend, weight_format, PROMPT)
+    assert (
+        np.sqrt(((found - plain) ** 2).mean()) < 0.15 * plain.std()
+    )  # random tokens are hard; unrelated logits would be at 1.4
+    expected = Int8Group if weight_format == "int8" else Int4Group
+    assert all(isinstance(layout, expected) for layout in backend.layouts[1:])
+    assert isinstance(backend.layouts[0], Int8Group)
+    if weight_format == "stored":
+        assert backend.num_bytes < 1.01 * smollm2_path.stat().st_size
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("variant", ["llama2", "qwen2"])
+def test_a_file_of_each_type_gives_the_same_logits_on_every_backend(kind: str, variant: str, tmp_path: Path) -> None:
+    arch = "llama" if variant == "llama2" else "qwen2"
+    write(wide(variant), tmp_path / "m.gguf", arch=arch, kind=gguf.GGMLQuantizationType[kind])
+    prompt = [token % 128 for token in PROMPT[:20]]
+    stored = logits_of(tmp_path / "m.gguf", ReferenceBackend(), "stored", prompt)
+    native = logits_of(tmp_path / "m.gguf", CpuBackend(compute_dtype="float32"), "stored", prompt)
+    dense = logits_of(tmp_path / "m.gguf", ReferenceBackend(), "plain", prompt)
+    assert np.sqrt(((stored - dense) ** 2).mean()) < 0.12 * dense.std()
+    assert np.sqrt(((native - stored) ** 2).mean()) < 0.02 * dense.std()  # a value at the edge of two steps may go either way
+
+
+def wide(variant: str) -> Any:
+    """A tiny model whose matrices are groups of 32 inputs."""
+    model_class, config_class, changes = VARIANTS[variant]
+    torch.manual_seed(17)
+    sizes = {**SIZES, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, **changes, "num_key_value_heads": 2}
+    model = model_class(config_class(**sizes)).eval()
+    randomize(model)
+    return model
+
+
+class Mixed(DummySource):
+    """Some of its tensors are stored in integers."""
+
+    def __init__(self, stored: dict[str, Callable[[np.ndarray], Integer]]) -> None:
+        super().__init__()
+        self._stored = stored
+
+    def integer(self, name: str, *, shape: tuple[int, int]) -> Integer | None:
+        make = self._stored.get(name)
+        return make(self.dense(name, shape=shape, dtype="float32").array) if make else None
+
+
+def layout_of(source: DummySource, weight_format: WeightFormat, *, columns: int = 64, vocabulary: bool = False) -> Layout:
+    backend = Recorder()
+    Loader(source, backend, weight_format).matrix(["q", "k"], rows=[8, 4], columns=columns, vocabulary=vocabulary)
+    return backend.layouts[0]
+
+
+def test_matrices_that_are_fused_share_a_layout() -> None:
+    exact = layout_of(DummySource(), "plain").dequantize()
+    cases: list[tuple[dict[str, Callable[[np.ndarray], Integer]], type[Layout]]] = [
+        ({"q": quantize_int4, "k": quantize_int4}, Int4Group),
+        ({"q": quantize_int8, "k": quantize_int8}, Int8Group),
+        ({"q": quantize_int4, "k": quantize_int8}, Int8Group),
+        ({"q": quantize_int4}, Dense),
+        ({}, Dense),
+    ]
+    for stored, expected in cases:
+        layout = layout_of(Mixed(stored), "stored")
+        assert isinstance(layout, expected)
+        assert isinstance(layout_of(Mixed(stored), "plain"), Dense)
+        np.testing.assert_allclose(layout.dequantize(), exact, atol=0.05)
+
+
+def test_quantizing_when_loading() -> None:
+    assert isinstance(layout_of(DummySource(), "int8"), Int8Group)
+    assert isinstance(layout_of(DummySource(), "int4"), Int4Group)
+    assert isinstance(layout_of(DummySource(), "int4", vocabulary=True), Int8Group)
+    kept = layout_of(Mixed({"q": quantize_int4, "k": quantize_int4}), "int4")
+    again = layout_of(Mixed({"q": quantize_int4, "k": quantize_int4}), "stored")
+    np.testing.assert_array_equal(kept.dequantize(), again.dequantize())
+    with pytest.raises(ConfigError, match=r"'q' has 48 inputs, not a multiple of 32.*--quantization none"):
+        layout_of(DummySource(), "int8", columns=48)
+
+
+def test_a_weight_that_cannot_be_quantized_is_named() -> None:
+    class Broken(DummySource):
+        def read(self, name: str, out: np.ndarray) -> None:
+            super().read(name, out)
+            out[0] = np.inf
+
+    with pytest.raises(ConfigError, match=r"'q' cannot be quantized .a weight is infinite.*--quantization none"):
+        layout_of(Broken(), "int4")

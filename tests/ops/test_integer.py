@@ -1,0 +1,195 @@
+"""Integer weights on every instruction set, with and without dot product instructions: against the oracle, bitwise under the
+row contract, and bitwise between the kernels of one instruction set."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo import _native
+from octavo.backends.cpu.backend import CpuBackend
+from octavo.backends.reference.integer import quantize_activations
+from octavo.quant.integer import quantize_int4, quantize_int8
+from octavo.quant.layouts import GROUP, Int4Group, Int8Group, Integer
+from tests.ops.devices import BF16, DTYPES, ISAS, act, normal, oracle, same_bits
+
+SEEDS = st.integers(0, 2**32)
+ROWS = st.integers(1, 40)
+COLUMNS = st.integers(1, 100)
+GROUPS = st.integers(1, 6)
+KINDS = ("int8", "int4")
+KERNELS = [
+    *((isa, kernels) for isa in ISAS for kernels in _native.integer_kernels(isa) if kernels != "generic"),
+    ("generic", "generic"),
+]
+
+
+@cache
+def device(isa: str, kernels: str = "auto", dtype: str = "bfloat16", threads: int = 2) -> CpuBackend:
+    return CpuBackend(compute_dtype=dtype, isa=isa, num_threads=threads, integer_kernels=kernels)
+
+
+def random_weight(seed: int, kind: str, n: int, groups: int) -> Integer:
+    """Any values, also those that no quantizer makes, and scales of any sign and size."""
+    rng = np.random.default_rng(seed)
+    scales = rng.normal(0, 0.01, (n, groups)).astype(np.float16)
+    scales[rng.random(scales.shape) < 0.05] = 0
+    scales[rng.random(scales.shape) < 0.05] = 3e-7  # subnormal
+    if kind == "int8":
+        return Int8Group(rng.integers(-128, 128, (n, groups * GROUP)).astype(np.int8), scales)
+    packed = rng.integers(0, 256, (n, groups * GROUP // 2)).astype(np.uint8)
+    return Int4Group(packed, scales, rng.normal(0, 0.1, scales.shape).astype(np.float16))
+
+
+def size_of_sums(x: np.ndarray, weight: Integer) -> np.ndarray:
+    """What float32 rounding errors of an output are relative to."""
+    sizes: np.ndarray = np.abs(x.astype(np.float32)) @ np.abs(weight.dequantize()).T
+    if isinstance(weight, Int4Group):
+        minimums = np.abs(weight.minimums.astype(np.float32)).repeat(GROUP, axis=1)
+        sizes = sizes + 2 * np.abs(x.astype(np.float32)) @ minimums.T
+    return sizes
+
+
+@pytest.mark.parametrize(("isa", "kernels"), KERNELS)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(seed=SEEDS, m=ROWS, groups=GROUPS, n=COLUMNS, bias=st.booleans(), residual=st.booleans(), dtype=st.sampled_from(DTYPES))
+def test_linear_is_what_the_reference_computes(
+    isa: str, kernels: str, kind: str, seed: int, m: int, groups: int, n: int, bias: bool, residual: bool, dtype: str
+) -> None:
+    weight = random_weight(seed, kind, n, groups)
+    x = act(normal(seed + 1, m, groups * GROUP), dtype)
+    b = normal(seed + 2, n) if bias else None
+    r = normal(seed + 3, m, n) if residual else None
+    reference, backend = oracle(dtype), device(isa, kernels, dtype)
+    expected = reference.ops.linear(x, reference.weight(weight), bias=b, residual=r)
+    actual = backend.ops.linear(x, backend.weight(weight), bias=b, residual=None if r is None else r.copy())
+    assert (np.abs(actual - expected) <= 1e-6 * (size_of_sums(x, weight) + 4)).all()
+    backend.begin_step()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, deadline=None)
+@given(seed=SEEDS, m=ROWS, groups=GROUPS, n=COLUMNS, data=st.data())
+def test_a_row_depends_on_nothing_else(
+    isa: str, kind: str, seed: int, m: int, groups: int, n: int, data: st.DataObject
+) -> None:
+    weight = random_weight(seed, kind, n, groups)
+    row = normal(seed + 1, 1, groups * GROUP).astype(BF16)
+    place = data.draw(st.integers(0, m - 1))
+    others = np.full((m, groups * GROUP), np.nan if data.draw(st.booleans()) else 1e30, np.float32).astype(BF16)
+    others[place] = row[0]
+    results = []
+    for kernels in ("auto", *_native.integer_kernels(isa)[-2:]):
+        if kernels == "generic" and isa not in ("generic", "amx_emulated"):
+            continue
+        for threads in (1, 2):
+            backend = device(isa, kernels, threads=threads)
+            packed = backend.weight(weight)
+            results.append(backend.to_host(backend.ops.linear(row, packed)))
+            results.append(backend.to_host(backend.ops.linear(others, packed))[place : place + 1])
+            backend.begin_step()
+    assert all(same_bits(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_keep_their_bits_at_every_batch_size(isa: str, kind: str) -> None:
+    backend = device(isa)
+    packed = backend.weight(random_weight(1, kind, 1000, 18))
+    x = normal(2, 400, 576).astype(BF16)
+    whole = backend.to_host(backend.ops.linear(x, packed))
+    for m in (1, 2, 3, 5, 6, 7, 8, 12, 13, 17, 33, 64, 65, 193):
+        backend.begin_step()
+        assert same_bits(np.array(backend.ops.linear(x[:m].copy(), packed)), whole[:m])
+
+
+@pytest.mark.parametrize(("isa", "kernels"), KERNELS)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=10, deadline=None)
+@given(seed=SEEDS, groups=GROUPS, n=COLUMNS, count=st.integers(0, 50))
+def test_embedding_is_a_dequantized_row(isa: str, kernels: str, kind: str, seed: int, groups: int, n: int, count: int) -> None:
+    table = random_weight(seed, kind, n, groups)
+    ids = np.random.default_rng(seed).integers(0, n, count, dtype=np.int32)
+    backend = device(isa, kernels)
+    found = np.array(backend.ops.embedding(ids, backend.weight(table)))
+    assert same_bits(found, np.ascontiguousarray(table.dequantize()[ids]))
+    assert same_bits(oracle("bfloat16").ops.embedding(ids, oracle("bfloat16").weight(table)), found)
+
+
+def identity(groups: int) -> Int8Group:
+    """Outputs are the quantized inputs."""
+    columns = groups * GROUP
+    return Int8Group(np.eye(columns, dtype=np.int8), np.ones((columns, groups), np.float16))
+
+
+@pytest.mark.parametrize(("isa", "kernels"), KERNELS)
+@settings(max_examples=20, deadline=None)
+@given(seed=SEEDS, size=st.sampled_from([1e-36, 1e-29, 1.0, 1e30]))
+def test_activations_are_quantized_as_defined(isa: str, kernels: str, seed: int, size: float) -> None:
+    x = normal(seed, 5, 3 * GROUP) * np.float32(size)
+    x[0, :GROUP] = 0
+    x[1, :GROUP] = np.arange(-16, 16) + 0.5  # halves between whole numbers: to even
+    x[1, 0] = 127
+    quants, scales = quantize_activations(x)
+    backend = device(isa, kernels, "float32")
+    found = backend.ops.linear(x, backend.weight(identity(3)))
+    assert same_bits(np.array(found), (quants * scales[..., None]).reshape(x.shape) + np.float32(0))
+
+
+@pytest.mark.parametrize(("isa", "kernels"), KERNELS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_with_what_is_no_number_is_none(isa: str, kernels: str, kind: str, bad: float) -> None:
+    x = normal(3, 9, 64)
+    x[4, 40] = bad
+    backends: list[Any] = [device(isa, kernels, "float32"), oracle("float32")]
+    for backend in backends:
+        result = np.array(backend.ops.linear(x, backend.weight(random_weight(1, kind, 40, 2))))
+        assert np.isnan(result[4]).all()
+        assert np.isfinite(np.delete(result, 4, axis=0)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_error_against_plain_numbers_is_that_of_8_bits(kind: str) -> None:
+    plain, x = normal(1, 200, 640), normal(2, 20, 640)
+    weight = quantize_int4(plain) if kind == "int4" else quantize_int8(plain)
+    backend = device("auto", "auto", "float32")
+    found = backend.ops.linear(x, backend.weight(weight))
+    exact = x @ weight.dequantize().T
+    assert np.abs(found - exact).std() / exact.std() < 0.008
+    assert np.abs(found - exact).std() > 0
+
+
+def test_arrays_that_do_not_belong_together_are_refused() -> None:
+    native = _native.Device("auto", 1, cores=[], act_bfloat16=True, bfloat16=BF16)
+    values, scales = np.zeros((4, 64), np.int8), np.zeros((4, 2), np.uint16)
+    native.pack_int8(values, scales)
+    for wrong in (scales[:3], np.zeros((4, 3), np.uint16)):
+        with pytest.raises(ValueError, match="one scale for each group"):
+            native.pack_int8(values, wrong)
+        with pytest.raises(ValueError, match="one scale for each group"):
+            native.pack_int4(np.zeros((4, 32), np.uint8), scales, wrong)
+    with pytest.raises(ValueError, match="groups of 32"):
+        native.pack_int8(np.zeros((4, 63), np.int8), scales)
+    with pytest.raises(TypeError):
+        native.pack_int8(values.astype(np.uint8), scales)
+    packed = native.pack_int8(values, scales)
+    assert (packed.rows, packed.columns, packed.num_bytes) == (4, 64, 2 * 1088)
+    with pytest.raises(ValueError, match="one column for each input"):
+        native.linear(np.zeros((1, 32), BF16), packed, None, None)
+    with pytest.raises(ValueError, match="token id"):
+        native.embedding(np.array([4], np.int32), packed)
+
+
+def test_empty_batches_and_unknown_kernels() -> None:
+    backend = device("auto")
+    packed = backend.weight(random_weight(1, "int4", 48, 2))
+    assert backend.ops.linear(np.empty((0, 64), BF16), packed).shape == (0, 48)
+    assert backend.ops.embedding(np.empty(0, np.int32), packed).shape == (0, 64)
+    with pytest.raises(ValueError, match="integer kernels fast cannot be used"):
+        CpuBackend(integer_kernels="fast")

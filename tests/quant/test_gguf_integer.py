@@ -1,0 +1,80 @@
+"""GGUF blocks as integer layouts against the ``gguf`` package's numbers: exact where the formats agree, within a known error
+where they do not."""
+
+import gguf
+import numpy as np
+import pytest
+
+from octavo.quant.gguf import FORMATS, GgmlType, dequantize
+from octavo.quant.gguf_integer import integer_layout
+from octavo.quant.layouts import Int4Group, Int8Group, Integer
+from tests.quant.test_gguf import random_bytes
+
+SHAPE = (30, 512)
+PLAIN = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
+EXACT = (GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q8_0)
+
+
+def layout_of(kind: GgmlType, data: np.ndarray, shape: tuple[int, int] = SHAPE) -> Integer | None:
+    return integer_layout(kind, data.reshape(-1), shape, dequantize=dequantize)
+
+
+def both(kind: GgmlType) -> tuple[Integer, np.ndarray]:
+    """The layout of random bytes and what the ``gguf`` package makes of them."""
+    data = random_bytes(kind, SHAPE[0] * SHAPE[1] // FORMATS[kind].elements)
+    layout = layout_of(kind, data)
+    assert layout is not None
+    assert layout.shape == SHAPE
+    return layout, gguf.dequantize(data, gguf.GGMLQuantizationType(kind.value)).reshape(SHAPE)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_formats_that_agree_keep_every_bit(kind: GgmlType) -> None:
+    layout, expected = both(kind)
+    assert isinstance(layout, Int8Group if kind == GgmlType.Q8_0 else Int4Group)
+    np.testing.assert_array_equal(layout.dequantize(), expected)
+
+
+def test_q4_k_rounds_scales_and_minimums_only() -> None:
+    layout, expected = both(GgmlType.Q4_K)
+    assert isinstance(layout, Int4Group)
+    scales, minimums = (np.abs(x.astype(np.float32)).repeat(32, axis=1) for x in (layout.scales, layout.minimums))
+    bound = (layout.values * scales + minimums) * 2.0**-10 + 2.0**-20
+    assert (np.abs(layout.dequantize() - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in GgmlType if kind not in (*PLAIN, *EXACT, GgmlType.Q4_K)])
+def test_other_formats_become_8_bits(kind: GgmlType) -> None:
+    layout, expected = both(kind)
+    assert isinstance(layout, Int8Group)
+    step = np.abs(expected.reshape(-1, 32)).max(axis=1, keepdims=True) / 127
+    assert (np.abs(layout.dequantize() - expected).reshape(-1, 32) <= step * 0.6 + 1e-7).all()
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_plain_numbers_have_no_integer_layout(kind: GgmlType) -> None:
+    assert layout_of(kind, np.zeros(SHAPE[0] * SHAPE[1] * FORMATS[kind].bytes, np.uint8)) is None
+
+
+@pytest.mark.parametrize("kind", [GgmlType.Q4_0, GgmlType.Q4_K, GgmlType.Q6_K])
+def test_scales_beyond_float16_have_none(kind: GgmlType) -> None:
+    data = random_bytes(kind, 2)
+    offset = 208 if kind == GgmlType.Q6_K else 0
+    data[1, offset : offset + 2] = np.array([60000], np.float16).view(np.uint8)
+    data[1, 4:16] |= 63
+    assert layout_of(kind, data, (1, 2 * FORMATS[kind].elements)) is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in GgmlType if kind not in PLAIN])
+def test_sizes_must_agree(kind: GgmlType) -> None:
+    with pytest.raises(ValueError, match=kind.name):
+        layout_of(kind, np.zeros(FORMATS[kind].bytes, np.uint8))
+
+
+def test_many_rows_are_converted_in_parts() -> None:
+    rows = 3 * (1 << 22) // 512 // 2
+    data = np.tile(random_bytes(GgmlType.Q5_0, 16), (rows, 1))
+    layout = layout_of(GgmlType.Q5_0, data, (rows, 512))
+    assert isinstance(layout, Int8Group)
+    assert (layout.values == layout.values[0]).all()
+    assert layout.values.any()
