@@ -6,7 +6,6 @@ Both are values: built once, never changed, equal in meaning on every worker tha
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from octavo.sampling_params import SamplingParams
 
@@ -97,7 +96,3 @@ class ModelOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[list[TokenLogprobs] | None] | None = None
     prompt_logprobs: list[list[TokenLogprobs] | None] | None = None
     timings: StepTimings = StepTimings()
-
-
-def empty_block_tables() -> np.ndarray:
-    return np.empty((0, 0), np.int32)

@@ -84,12 +84,6 @@ class KVCache(Protocol):
     def num_host_blocks(self) -> int: ...
 
 
-class Graph(Protocol):
-    """A captured sequence of ops."""
-
-    def replay(self) -> None: ...
-
-
 class Ops(Protocol):
     """Every computation a model needs. All obey the row contract."""
 

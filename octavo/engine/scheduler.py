@@ -59,7 +59,7 @@ class Scheduler:
         self._running: list[SequenceGroup] = []
         self._swapped: list[SequenceGroup] = []
         self._groups: dict[str, SequenceGroup] = {}
-        self._planned: dict[int, tuple[SchedulerOutput, list[Planned]]] = {}
+        self._planned: dict[int, list[Planned]] = {}
         self._swap_cost = SwapCost()
         self._orders = count()
         self._seq_ids = count()
@@ -194,7 +194,7 @@ class Scheduler:
             block_tables=self.kv.gather_tables([p.seq for p in planned]),
             copies=self.kv.take_copies(),
         )
-        self._planned[plan.step_id] = (plan, planned)
+        self._planned[plan.step_id] = planned
         return plan
 
     def _schedule_running(self, budget: int, planned: list[Planned], scheduled: list[ScheduledSequence]) -> tuple[int, bool]:
@@ -425,7 +425,7 @@ class Scheduler:
     def commit(self, plan: SchedulerOutput, output: ModelOutput) -> list[TokenDelta]:
         """Take the results of the oldest plan in flight; returns what is new for clients. Late results of finished
         sequences are dropped."""
-        _, planned = self._planned.pop(plan.step_id)
+        planned = self._planned.pop(plan.step_id)
         self._swap_cost.observe(plan, output)
         self.counters.steps += 1
         now = time.monotonic()

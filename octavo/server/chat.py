@@ -4,14 +4,13 @@ The conversation becomes one prompt by the model's own template (or the operator
 is not set; each choice begins with a chunk that has the role and ends with one that has the finish reason.
 """
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo.server import body, errors, params, sse
+from octavo.server import body, errors, sse
 from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
@@ -41,17 +40,7 @@ class Chat:
         service = self._service
         request, warnings = await body.read(http.scope, http.receive, ChatRequest, service.options)
         frontend = service.loaded()
-        model = service.model_name(request.model)
-        params.check_supported(request)
-        params.check_combinations(request, frontend.limits)
-        envelope = Envelope(
-            id=service.request_id(http, "chatcmpl", request.request_id),
-            created=int(time.time()),
-            model=model,
-            fingerprint=frontend.fingerprint,
-            warnings=warnings or UNSET,
-            cached_details=service.options.enable_prompt_tokens_details,
-        )
+        envelope = service.accept(http, request, prefix="chatcmpl", warnings=warnings)
         prompt = await self._prompt(request)
         generation = service.generation(
             request, [prompt], http=http, request_id=envelope.id, prompt_logprobs=request.prompt_logprobs

@@ -4,12 +4,10 @@ Choice ``i`` of prompt ``p`` has the index ``p * n + i``. ``echo`` puts the prom
 is nothing but the prompt, and with ``logprobs`` it is computed and its one sampled token dropped.
 """
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -40,17 +38,7 @@ class Completions:
         service = self._service
         request, warnings = await body.read(http.scope, http.receive, CompletionRequest, service.options)
         frontend = service.loaded()
-        model = service.model_name(request.model)
-        params.check_supported(request)
-        params.check_combinations(request, frontend.limits)
-        envelope = Envelope(
-            id=service.request_id(http, "cmpl", request.request_id),
-            created=int(time.time()),
-            model=model,
-            fingerprint=frontend.fingerprint,
-            warnings=warnings or UNSET,
-            cached_details=service.options.enable_prompt_tokens_details,
-        )
+        envelope = service.accept(http, request, prefix="cmpl", warnings=warnings)
         prompts = await self._prompts(request)
         answer = CompletionAnswer(
             request,

@@ -29,6 +29,7 @@ from octavo.server.options import ServerOptions
 from octavo.server.params import ModelLimits
 from octavo.server.prompt_text import TextEncoder
 from octavo.server.protocol import MAX_ID, ChatRequest, CompletionRequest, Message, SamplingFields
+from octavo.server.replies import Envelope
 from octavo.server.request_log import Log
 from octavo.server.status import Status
 from octavo.tokenizer import Tokenizer
@@ -102,6 +103,24 @@ class Service:
         if asked is not None and not _ID.fullmatch(asked):
             raise errors.invalid("request_id must be printable ASCII without spaces.", "request_id")
         return f"{prefix}-{asked or http.scope['state']['request_id']}"
+
+    def accept(
+        self, http: HttpRequest, request: ChatRequest | CompletionRequest, *, prefix: str, warnings: list[str]
+    ) -> Envelope:
+        """What every part of the answer says. Raises ``ApiError`` for a request that cannot be honoured, before anything is
+        built for it."""
+        frontend = self.loaded()
+        model = self.model_name(request.model)
+        params.check_supported(request)
+        params.check_combinations(request, frontend.limits)
+        return Envelope(
+            id=self.request_id(http, prefix, request.request_id),
+            created=int(time.time()),
+            model=model,
+            fingerprint=frontend.fingerprint,
+            warnings=warnings or msgspec.UNSET,
+            cached_details=self.options.enable_prompt_tokens_details,
+        )
 
     async def encode_prompts(self, texts: Sequence[str], request: SamplingFields, *, special: bool) -> list[list[int]]:
         """Token ids of each text, cut where the request says so. Raises ``ApiError`` for one that cannot fit."""
