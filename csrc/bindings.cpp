@@ -4,6 +4,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind_ceilings.hpp"
 #include "bind_dequantize.hpp"
 #include "bind_integer.hpp"
 #include "bind_program.hpp"
@@ -47,6 +48,7 @@ void bind_heads(nb::module_& m) {
 NB_MODULE(_native, m) {
     import_numpy();
     m.def("cpu_features", &cpu_features);
+    bind_ceilings(m);
     bind_dequantize(m);
     bind_memory(m);
     bind_heads(m);

@@ -3,24 +3,6 @@
 
 inline int64_t tile_row(int64_t rows, int64_t tiles, int64_t tile) { return rows * tile / tiles; }
 
-inline float half_to_float(const char* p) {
-    uint16_t half;
-    __builtin_memcpy(&half, p, sizeof half);
-    const uint32_t magnitude = half & 0x7fffu, sign = static_cast<uint32_t>(half & 0x8000u) << 16;
-    uint32_t bits = (magnitude << 13) + (112u << 23);
-    if (magnitude >= 0x7c00u) bits += 112u << 23;
-    float value;
-    if (magnitude < 0x400u) { // a subnormal has no hidden bit: give it one and subtract it again
-        bits += 1u << 23;
-        __builtin_memcpy(&value, &bits, sizeof value);
-        value -= 6.103515625e-05f;
-        __builtin_memcpy(&bits, &value, sizeof bits);
-    }
-    bits |= sign;
-    __builtin_memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 // The definition is in octavo/backends/base.py, at linear. x: kGroup values.
 inline void quantize_group(const float* x, char* record, bool four) {
     constexpr float kRound = 12582912.0f; // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits

@@ -14,6 +14,15 @@ def cpu_features() -> dict[str, tuple[bool, str]]:
 def integer_kernels(isa: str) -> list[str]:
     """Kernels for integer weights that run beside an instruction set here, from the least to the most capable."""
 
+def read_bandwidth(isa: str, num_threads: int, *, cores: Sequence[int], num_bytes: int, seconds: float) -> float:
+    """Bytes a second that all threads together read from a memory of ``num_bytes``: the best pass over it in ``seconds``."""
+
+def peak(
+    isa: str, num_threads: int, *, cores: Sequence[int], arithmetic: str, seconds: float, integer_kernels: str = "auto"
+) -> tuple[str, float]:
+    """The instruction that multiplies "fp32", "bf16" or "int8" with an instruction set, and operations a second of all threads
+    together; a product and a sum are two."""
+
 def dequantize(type: int, data: np.ndarray, out: np.ndarray, num_threads: int) -> None:
     """Unpack GGUF blocks of ggml type ``type`` into float32, or into bfloat16 seen as uint16."""
 
