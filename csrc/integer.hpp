@@ -51,6 +51,17 @@ struct IntegerEmbeddingArgs {
     bool four;
 };
 
+// Groups of kGroup weights in a row -> the layouts of octavo/quant/layouts.py.
+struct QuantizeWeightsArgs {
+    const void* x;
+    uint8_t* values;
+    uint16_t* scales;
+    uint16_t* minimums; // null: 8 bits
+    bool x_bf16;
+};
+
+enum class QuantizeProblem { none, not_finite, too_large };
+
 struct IntegerKernels {
     const char* name;
     int rows_of_tile; // at most; rows are cut into as few tiles as that allows, as equal as possible
@@ -58,6 +69,8 @@ struct IntegerKernels {
     void (*linear)(const IntegerLinearArgs&, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1);
     void (*quantize)(const QuantizeArgs&, int64_t tile0, int64_t tile1);
     void (*embedding)(const IntegerEmbeddingArgs&, int64_t row0, int64_t row1);
+    // What is written where there is a problem means nothing.
+    QuantizeProblem (*quantize_weights)(const QuantizeWeightsArgs&, int64_t group0, int64_t group1);
 };
 
 const IntegerKernels* integer_generic();

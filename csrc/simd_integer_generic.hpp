@@ -8,6 +8,7 @@ constexpr int kIntegerRows = 4, kIntegerVecs = 1;
 constexpr int kIntegerPrefetch = 4; // groups ahead in the stream of weights
 
 inline float half_to_float(const char* p);
+inline uint16_t float_to_half(float value);
 
 inline Dots dset(int32_t x) { return Dots{x, x, x, x}; }
 inline Dots dzero() { return dset(0); }
@@ -21,6 +22,12 @@ inline Bytes dhigh(Bytes b) { return (b >> 4) & 0x0F0F0F0Fu; }
 inline Vec dfloat(Dots d) { return __builtin_convertvector(d, Vec); }
 inline Vec vload_half(const char* p) {
     return Vec{half_to_float(p), half_to_float(p + 2), half_to_float(p + 4), half_to_float(p + 6)};
+}
+inline void vstore_half(char* p, Vec v) {
+    for (int i = 0; i < W; ++i) {
+        const uint16_t half = float_to_half(v[i]);
+        __builtin_memcpy(p + 2 * i, &half, sizeof half);
+    }
 }
 
 struct Quad {

@@ -14,6 +14,17 @@ def cpu_features() -> dict[str, tuple[bool, str]]:
 def integer_kernels(isa: str) -> list[str]:
     """Kernels for integer weights that run beside an instruction set here, from the least to the most capable."""
 
+def quantize(
+    matrix: np.ndarray,
+    values: np.ndarray,
+    scales: np.ndarray,
+    minimums: np.ndarray | None,
+    isa: str,
+    num_threads: int,
+) -> None:
+    """float32, or bfloat16 as uint16 -> the arrays of Int4Group where there are minimums, else of Int8Group; values as uint8,
+    scales and minimums as uint16. ValueError if sizes disagree or a weight cannot be had."""
+
 def dequantize(type: int, data: np.ndarray, out: np.ndarray, num_threads: int) -> None:
     """Unpack GGUF blocks of ggml type ``type`` into float32, or into bfloat16 seen as uint16."""
 

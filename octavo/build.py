@@ -18,6 +18,7 @@ from octavo.layers.loader import WeightFormat
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.models import Model, load_model
 from octavo.quant.gguf import Dequantize, dequantize
+from octavo.quant.integer import Quantize, quantize
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.hub import resolve_model
 from octavo.worker.model_runner import ModelRunner
@@ -86,6 +87,7 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
             backend,
             max_model_len=max_model_len,
             weight_format=weight_format,
+            quantize=_quantizer(config),
             progress=lambda fraction: watch.progress("load weights", fraction),
         )
     with watch.phase("allocate kv cache"):
@@ -194,6 +196,16 @@ def _dequantizer(config: EngineConfig) -> Dequantize:
     from octavo.backends.cpu.topology import default_threads
 
     return native_dequantize(config.num_threads or default_threads())
+
+
+def _quantizer(config: EngineConfig) -> Quantize:
+    """What makes integers of plain weights: native code where it is there anyway."""
+    if config.backend == "reference":
+        return quantize
+    from octavo.backends.cpu.quantize import native_quantize
+    from octavo.backends.cpu.topology import default_threads
+
+    return native_quantize(config.num_threads or default_threads(), isa=config.isa)
 
 
 def make_backend(config: EngineConfig, dtype: str) -> Backend:
