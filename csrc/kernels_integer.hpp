@@ -40,36 +40,26 @@ inline uint16_t float_to_half(float value) {
     return static_cast<uint16_t>(sign | ((bits >> 13) - (112u << 10)));
 }
 
-// The definition is in octavo/backends/base.py, at linear. x: kGroup values.
-inline void quantize_group(const float* x, char* record, bool four) {
-    constexpr float kRound = 12582912.0f; // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits
-    uint32_t words[kGroup];
-    __builtin_memcpy(words, x, sizeof words);
-    uint32_t largest = 0; // magnitudes compare like their bits, and NaN is above all
-    for (int i = 0; i < kGroup; ++i) {
-        uint32_t magnitude = words[i] & 0x7FFFFFFFu;
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    float magnitude;
+// The definition is in octavo/backends/base.py, at linear.
+inline void quantize_group(const Vec (&x)[kGroup / W], char* record, bool four) {
+    const uint32_t largest = dlargest(x); // magnitudes compare like their bits, and NaN is above all
+    float magnitude, scale = 0.0f;
     __builtin_memcpy(&magnitude, &largest, sizeof magnitude);
-    int8_t quants[kGroup] = {};
     int32_t sum = 0;
-    float scale = 0.0f;
-    if (largest >= 0x7F800000u) {
-        scale = __builtin_nanf("");
-    } else if (magnitude >= 1e-30f) {
-        const float inverse = 127.0f / magnitude;
+    if (largest < 0x7F800000u && magnitude >= 1e-30f) {
+        const Vec inverse = vset(127.0f / magnitude);
         scale = magnitude / 127.0f;
-        for (int i = 0; i < kGroup; ++i) {
-            float shifted = x[i] * inverse + kRound;
-            int32_t bits;
-            __builtin_memcpy(&bits, &shifted, sizeof bits);
-            int32_t quant = bits - 0x4B400000;
-            sum += quant;
-            quants[i] = static_cast<int8_t>(quant);
+        Vec quants[kGroup / W], sums = vzero();
+        for (int v = 0; v < kGroup / W; ++v) {
+            quants[v] = vround(vmul(x[v], inverse));
+            sums = vadd(sums, quants[v]); // whole and small: exact
         }
+        dstore_bytes(record, quants);
+        sum = static_cast<int32_t>(vsum(sums));
+    } else {
+        __builtin_memset(record, 0, kGroup);
+        if (largest >= 0x7F800000u) scale = __builtin_nanf("");
     }
-    __builtin_memcpy(record, quants, sizeof quants);
     __builtin_memcpy(record + kGroup, &scale, sizeof scale);
     const float scaled_sum = scale * static_cast<float>(sum);
     sum *= -128;
@@ -77,22 +67,25 @@ inline void quantize_group(const float* x, char* record, bool four) {
     else __builtin_memcpy(record + kGroup + 4, &sum, sizeof sum);
 }
 
+// One row; the records of its groups are `stride` bytes apart.
+template <bool kBf16> inline void quantize_row(const void* x, int64_t at, int64_t groups, char* record, int64_t stride, bool four) {
+    for (int64_t g = 0; g < groups; ++g, at += kGroup, record += stride) {
+        Vec values[kGroup / W];
+        for (int v = 0; v < kGroup / W; ++v) {
+            if constexpr (kBf16) values[v] = vload_bf16(static_cast<const uint16_t*>(x) + at + v * W);
+            else values[v] = vload(static_cast<const float*>(x) + at + v * W);
+        }
+        quantize_group(values, record, four);
+    }
+}
+
 void quantize_rows(const QuantizeArgs& a, int64_t tile0, int64_t tile1) {
-    const int64_t k = a.groups * kGroup;
+    const auto quantize = a.x_bf16 ? quantize_row<true> : quantize_row<false>;
     for (int64_t tile = tile0; tile < tile1; ++tile) {
         const int64_t row0 = tile_row(a.rows, a.tiles, tile), size = tile_row(a.rows, a.tiles, tile + 1) - row0;
         for (int64_t r = 0; r < size; ++r) {
-            char* record = a.out + (row0 * a.groups + r) * kRecord;
-            for (int64_t g = 0; g < a.groups; ++g, record += size * kRecord) {
-                const int64_t at = (row0 + r) * k + g * kGroup;
-                if (!a.x_bf16) {
-                    quantize_group(static_cast<const float*>(a.x) + at, record, a.four);
-                    continue;
-                }
-                float wide[kGroup];
-                for (int i = 0; i < kGroup; i += W) vstore(wide + i, vload_bf16(static_cast<const uint16_t*>(a.x) + at + i));
-                quantize_group(wide, record, a.four);
-            }
+            quantize(a.x, (row0 + r) * a.groups * kGroup, a.groups, a.out + (row0 * a.groups + r) * kRecord, size * kRecord,
+                     a.four);
         }
     }
 }
@@ -153,31 +146,46 @@ inline void store_integer(const IntegerLinearArgs& a, int64_t row, int64_t colum
     vstore_as(a.out, row * a.n + column, v, part, false);
 }
 
-template <int R, bool kFour> __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, int64_t row, int64_t block) {
+// A tile's pass over the groups [group0, group1) of a block. What the groups before them gave is in `sums`, [row][output of the
+// block], and so is what these add, unless they are the last: then the result goes out. Of the groups `ahead` in the stream of
+// weights this pass prefetches those whose number is `part` modulo `parts`.
+struct TilePass {
+    int64_t row, block, group0, group1;
+    float* sums;
+    int64_t ahead, part, parts;
+};
+
+template <int R, bool kFour> __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
     constexpr int V = kIntegerVecs, kLines = kFour ? 4 : 8;
     constexpr int64_t kBytes = kFour ? kGroupBytes4 : kGroupBytes8;
-    const char* weights = a.weight + block * a.groups * kBytes;
+    const bool first = pass.group0 == 0, last = pass.group1 == a.groups;
     for (int column = 0; column < kIntegerColumns; column += V * W) {
-        const char* x = a.x + row * a.groups * kRecord;
-        const char* w = weights;
+        const char* x = a.x + (pass.row * a.groups + pass.group0 * R) * kRecord;
+        const char* w = a.weight + (pass.block * a.groups + pass.group0) * kBytes;
         const int64_t at = column / 16 * kLines * kLine + column % 16 * 4, half = 2 * kLines * kLine + column * 2;
+        float* sums = pass.sums + column;
         Vec acc[R][V];
         for (int r = 0; r < R; ++r) {
-            for (int v = 0; v < V; ++v) acc[r][v] = vzero();
+            for (int v = 0; v < V; ++v) acc[r][v] = first ? vzero() : vload(sums + r * kIntegerColumns + v * W);
         }
-        for (int64_t g = 0; g < a.groups; ++g, w += kBytes, x += R * kRecord) {
-            if (column == 0) {
-                for (int64_t line = 0; line < kBytes; line += kLine) __builtin_prefetch(w + kIntegerPrefetch * kBytes + line);
+        int64_t turn = column == 0 ? pass.part : pass.group1 - pass.group0;
+        for (int64_t g = 0; g < pass.group1 - pass.group0; ++g, w += kBytes, x += R * kRecord) {
+            if (g == turn) {
+                for (int64_t line = 0; line < kBytes; line += kLine) __builtin_prefetch(w + pass.ahead * kBytes + line);
+                turn += pass.parts;
             }
             accumulate_group<R, V, kFour>(acc, x, w + at, w + half);
         }
         for (int r = 0; r < R; ++r) {
-            for (int v = 0; v < V; ++v) store_integer(a, row + r, block * kIntegerColumns + column + v * W, acc[r][v]);
+            for (int v = 0; v < V; ++v) {
+                if (last) store_integer(a, pass.row + r, pass.block * kIntegerColumns + column + v * W, acc[r][v]);
+                else vstore(sums + r * kIntegerColumns + v * W, acc[r][v]);
+            }
         }
     }
 }
 
-typedef void (*IntegerTile)(const IntegerLinearArgs&, int64_t row, int64_t block);
+typedef void (*IntegerTile)(const IntegerLinearArgs&, const TilePass&);
 
 struct IntegerTiles {
     IntegerTile four[kIntegerRows + 1]{}, eight[kIntegerRows + 1]{};
@@ -193,12 +201,36 @@ struct IntegerTiles {
 
 constexpr IntegerTiles kIntegerTiles;
 
-void linear_integer(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1) {
+constexpr int64_t kChunk = 20;       // groups, at most, that all tiles pass before any goes on: they stay in the nearest cache
+constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
+
+// Many tiles: while they pass a chunk of the weights, each fetches its share of the next one, so that reading memory and
+// computing overlap.
+void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block) {
+    alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
     const IntegerTile* kernels = a.four ? kIntegerTiles.four : kIntegerTiles.eight;
-    for (int64_t block = block0; block < block1; ++block) {
+    const bool alone = tile1 - tile0 == 1;
+    const int64_t chunks = alone ? 1 : (a.groups + kChunk - 1) / kChunk, row0 = tile_row(a.rows, a.tiles, tile0);
+    TilePass pass{};
+    pass.block = block;
+    pass.ahead = alone ? kIntegerPrefetch : kChunk;
+    pass.parts = min64(tile1 - tile0, kChunk);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        pass.group0 = a.groups * chunk / chunks;
+        pass.group1 = a.groups * (chunk + 1) / chunks;
         for (int64_t tile = tile0; tile < tile1; ++tile) {
-            const int64_t row = tile_row(a.rows, a.tiles, tile);
-            kernels[tile_row(a.rows, a.tiles, tile + 1) - row](a, row, block);
+            pass.row = tile_row(a.rows, a.tiles, tile);
+            pass.part = tile - tile0;
+            pass.sums = sums + (pass.row - row0) * kIntegerColumns;
+            kernels[tile_row(a.rows, a.tiles, tile + 1) - pass.row](a, pass);
+        }
+    }
+}
+
+void linear_integer(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1) {
+    for (int64_t block = block0; block < block1; ++block) {
+        for (int64_t tile = tile0; tile < tile1; tile += kTilesAtOnce) {
+            multiply_block(a, tile, min64(tile1, tile + kTilesAtOnce), block);
         }
     }
 }

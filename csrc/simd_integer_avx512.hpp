@@ -17,6 +17,20 @@ inline void vstore_half(char* p, Vec v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+// The largest magnitude, as its bits.
+inline uint32_t dlargest(const Vec (&x)[2]) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+    const __m512i a = _mm512_and_si512(_mm512_castps_si512(x[0]), magnitude);
+    const __m512i b = _mm512_and_si512(_mm512_castps_si512(x[1]), magnitude);
+    return static_cast<uint32_t>(_mm512_reduce_max_epi32(_mm512_max_epi32(a, b)));
+}
+// Whole numbers from -127 to 127 as signed bytes.
+inline void dstore_bytes(char* p, const Vec (&x)[2]) {
+    for (int v = 0; v < 2; ++v) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + v, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x[v])));
+    }
+}
+
 #ifdef OCTAVO_VNNI
 
 using Quad = __m512i;

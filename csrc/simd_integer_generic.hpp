@@ -30,6 +30,20 @@ inline void vstore_half(char* p, Vec v) {
     }
 }
 
+// The largest magnitude, as its bits.
+inline uint32_t dlargest(const Vec (&x)[8]) {
+    uint32_t largest = 0;
+    for (const Vec& v : x) {
+        const WordVec magnitudes = reinterpret_cast<WordVec>(v) & 0x7FFFFFFFu;
+        for (int i = 0; i < W; ++i) largest = magnitudes[i] > largest ? magnitudes[i] : largest;
+    }
+    return largest;
+}
+// Whole numbers from -127 to 127 as signed bytes.
+inline void dstore_bytes(char* p, const Vec (&x)[8]) {
+    for (int i = 0; i < kGroup; ++i) p[i] = static_cast<char>(static_cast<int32_t>(x[i / W][i % W]));
+}
+
 struct Quad {
     ShortVec even, odd;
 };
