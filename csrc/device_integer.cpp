@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kPanelBytes = 256 << 10; // weights of a unit that meets many rows: they should stay in the second-level cache
 constexpr int64_t kRowsOfUnit = 192;       // rows of a unit: their records should stay there too
-constexpr int64_t kUnitsPerThread = 6;     // at most
+constexpr int64_t kUnitsPerThread = 12;    // at most
 constexpr double kUnitNanoseconds = 6000;  // a unit costs some hundred nanoseconds to hand out
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }

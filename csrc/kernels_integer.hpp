@@ -147,12 +147,13 @@ inline void store_integer(const IntegerLinearArgs& a, int64_t row, int64_t colum
 }
 
 // A tile's pass over the groups [group0, group1) of a block. What the groups before them gave is in `sums`, [row][output of the
-// block], and so is what these add, unless they are the last: then the result goes out. Of the groups `ahead` in the stream of
-// weights this pass prefetches those whose number is `part` modulo `parts`.
+// block], and so is what these add, unless they are the last: then the result goes out. At each group the pass prefetches
+// `fetch_bytes` from `fetch` on.
 struct TilePass {
     int64_t row, block, group0, group1;
     float* sums;
-    int64_t ahead, part, parts;
+    const char* fetch;
+    int64_t fetch_bytes;
 };
 
 template <int R, bool kFour> __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
@@ -168,12 +169,10 @@ template <int R, bool kFour> __attribute__((noinline)) void integer_tile(const I
         for (int r = 0; r < R; ++r) {
             for (int v = 0; v < V; ++v) acc[r][v] = first ? vzero() : vload(sums + r * kIntegerColumns + v * W);
         }
-        int64_t turn = column == 0 ? pass.part : pass.group1 - pass.group0;
-        for (int64_t g = 0; g < pass.group1 - pass.group0; ++g, w += kBytes, x += R * kRecord) {
-            if (g == turn) {
-                for (int64_t line = 0; line < kBytes; line += kLine) __builtin_prefetch(w + pass.ahead * kBytes + line);
-                turn += pass.parts;
-            }
+        const char *fetch = pass.fetch, *fetch_end = fetch;
+        const int64_t fetch_bytes = column == 0 ? pass.fetch_bytes : 0;
+        for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += R * kRecord) {
+            for (fetch_end += fetch_bytes; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
             accumulate_group<R, V, kFour>(acc, x, w + at, w + half);
         }
         for (int r = 0; r < R; ++r) {
@@ -201,7 +200,9 @@ struct IntegerTiles {
 
 constexpr IntegerTiles kIntegerTiles;
 
-constexpr int64_t kChunk = 20;       // groups, at most, that all tiles pass before any goes on: they stay in the nearest cache
+// What all tiles pass before any goes on, at most, in bytes of weights: it and the next one stay in the nearest cache. Many tiles
+// pass a larger one, because going on to the next tile costs more than coming back to the weights.
+constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10;
 constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 
 // Many tiles: while they pass a chunk of the weights, each fetches its share of the next one, so that reading memory and
@@ -209,18 +210,20 @@ constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block) {
     alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
     const IntegerTile* kernels = a.four ? kIntegerTiles.four : kIntegerTiles.eight;
-    const bool alone = tile1 - tile0 == 1;
-    const int64_t chunks = alone ? 1 : (a.groups + kChunk - 1) / kChunk, row0 = tile_row(a.rows, a.tiles, tile0);
+    const int64_t tiles = tile1 - tile0, row0 = tile_row(a.rows, a.tiles, tile0);
+    const int64_t group_bytes = a.four ? kGroupBytes4 : kGroupBytes8;
+    const int64_t largest = (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / group_bytes;
+    const int64_t chunks = tiles == 1 ? 1 : (a.groups + largest - 1) / largest;
     TilePass pass{};
     pass.block = block;
-    pass.ahead = alone ? kIntegerPrefetch : kChunk;
-    pass.parts = min64(tile1 - tile0, kChunk);
+    pass.fetch_bytes = (group_bytes + tiles - 1) / tiles;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         pass.group0 = a.groups * chunk / chunks;
         pass.group1 = a.groups * (chunk + 1) / chunks;
-        for (int64_t tile = tile0; tile < tile1; ++tile) {
+        const int64_t ahead = tiles == 1 ? kIntegerPrefetch : pass.group1;
+        pass.fetch = a.weight + (block * a.groups + ahead) * group_bytes;
+        for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += (pass.group1 - pass.group0) * pass.fetch_bytes) {
             pass.row = tile_row(a.rows, a.tiles, tile);
-            pass.part = tile - tile0;
             pass.sums = sums + (pass.row - row0) * kIntegerColumns;
             kernels[tile_row(a.rows, a.tiles, tile + 1) - pass.row](a, pass);
         }
