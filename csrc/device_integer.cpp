@@ -34,7 +34,8 @@ IntegerCut cut_integer(const IntegerLinearArgs& a, int threads) {
     const int64_t blocks = divide_up(a.n, kIntegerColumns), row_chunks = divide_up(a.rows, kRowsOfUnit);
     const int64_t block_bytes = a.groups * (a.four ? kGroupBytes4 : kGroupBytes8);
     const double products = static_cast<double>(a.rows) * kIntegerColumns * kGroup * static_cast<double>(a.groups);
-    const double block_ns = std::max(static_cast<double>(block_bytes) / 25, products / 350); // a thread's share of memory; its speed
+    // Bytes and products that a thread gets through in a nanosecond, where memory and arithmetic are each shared fairly.
+    const double block_ns = std::max(static_cast<double>(block_bytes) / 25, products / (a.plain ? 120 : 350));
     const auto worthwhile = static_cast<int64_t>(block_ns * static_cast<double>(blocks) / kUnitNanoseconds);
     const int64_t wanted = std::clamp<int64_t>(worthwhile / threads, 1, kUnitsPerThread) * threads;
     const int64_t largest = a.rows > 16 ? std::max<int64_t>(1, kPanelBytes / block_bytes) : blocks;
@@ -95,11 +96,12 @@ nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table)
 nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual) {
     Array in = arrays_.read(x, "x", act(), 2);
     const int64_t rows = in.shape[0], groups = weight.columns / kGroup, tiles = divide_up(rows, integer_->rows_of_tile);
-    IntegerLinearArgs args{nullptr, weight.region.data(), nullptr, nullptr, nullptr, rows, weight.rows, groups, tiles, weight.four};
+    IntegerLinearArgs args{nullptr, weight.region.data(), nullptr, nullptr, nullptr, rows, weight.rows, groups, tiles, weight.four,
+                           weight.plain_activations};
     nb::object out = open_output(args, in, weight, bias, residual);
-    char* records = arena_.allocate(rows * groups * kRecord);
+    char* records = arena_.allocate(rows * groups * (args.plain ? kPlainRecord : kRecord));
     args.x = records;
-    QuantizeArgs quantize{in.data, records, rows, groups, tiles, act_bf16_, weight.four};
+    QuantizeArgs quantize{in.data, records, rows, groups, tiles, act_bf16_, args.four, args.plain};
     over_rows(tiles, in.size() * 2, [&](int64_t t0, int64_t t1) { integer_->quantize(quantize, t0, t1); });
 
     const IntegerCut cut = cut_integer(args, pool_.size());

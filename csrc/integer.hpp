@@ -9,6 +9,9 @@
 // bytes as a float for 4 bits, -128 * sum as an int32 for 8. Records lie in the order in which a tile of rows reads them:
 // [tile][group][row of the tile].
 //
+// Activations that stay as they are lie in the same order, in records of 132 bytes: 32 floats and their sum. Weights are then
+// widened to floats in registers.
+//
 // All integer arithmetic is exact, floats are combined in one order by fused operations: the same bits with and without
 // dot product instructions, for any number of rows.
 #pragma once
@@ -21,6 +24,7 @@ namespace octavo {
 constexpr int kGroup = 32;          // inputs that share a scale
 constexpr int kLine = 64;           // bytes
 constexpr int kRecord = 40;         // bytes of a row's group of activations
+constexpr int kPlainRecord = 132;   // the same as floats
 constexpr int kIntegerColumns = 32; // outputs of a block
 
 constexpr int64_t kGroupBytes4 = 2 * 4 * kLine + 2 * kIntegerColumns * 2; // of a block's group
@@ -33,14 +37,14 @@ struct IntegerLinearArgs {
     const float* residual; // may be null, may be out
     float* out;
     int64_t rows, n, groups, tiles;
-    bool four;
+    bool four, plain; // plain: records of floats
 };
 
 struct QuantizeArgs {
     const void* x; // [rows, groups * kGroup]
     char* out;     // records
     int64_t rows, groups, tiles;
-    bool x_bf16, four;
+    bool x_bf16, four, plain;
 };
 
 struct IntegerEmbeddingArgs {

@@ -26,6 +26,7 @@ struct IntegerWeight {
 
     int64_t rows, columns;
     bool four;
+    bool plain_activations = false; // its products take activations as they are
     Region region;
 };
 

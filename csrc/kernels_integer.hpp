@@ -67,25 +67,38 @@ inline void quantize_group(const Vec (&x)[kGroup / W], char* record, bool four) 
     else __builtin_memcpy(record + kGroup + 4, &sum, sizeof sum);
 }
 
-// One row; the records of its groups are `stride` bytes apart.
-template <bool kBf16> inline void quantize_row(const void* x, int64_t at, int64_t groups, char* record, int64_t stride, bool four) {
-    for (int64_t g = 0; g < groups; ++g, at += kGroup, record += stride) {
+// The group as it is, and its sum.
+inline void widen_group(const Vec (&x)[kGroup / W], char* record) {
+    Vec sums = vzero();
+    for (int v = 0; v < kGroup / W; ++v) {
+        __builtin_memcpy(record + v * W * 4, &x[v], sizeof(Vec));
+        sums = vadd(sums, x[v]);
+    }
+    const float sum = vsum(sums);
+    __builtin_memcpy(record + kGroup * 4, &sum, sizeof sum);
+}
+
+// Row `row`; the records of its groups are `stride` bytes apart.
+template <bool kBf16> inline void quantize_row(const QuantizeArgs& a, int64_t row, char* record, int64_t stride) {
+    int64_t at = row * a.groups * kGroup;
+    for (int64_t g = 0; g < a.groups; ++g, at += kGroup, record += stride) {
         Vec values[kGroup / W];
         for (int v = 0; v < kGroup / W; ++v) {
-            if constexpr (kBf16) values[v] = vload_bf16(static_cast<const uint16_t*>(x) + at + v * W);
-            else values[v] = vload(static_cast<const float*>(x) + at + v * W);
+            if constexpr (kBf16) values[v] = vload_bf16(static_cast<const uint16_t*>(a.x) + at + v * W);
+            else values[v] = vload(static_cast<const float*>(a.x) + at + v * W);
         }
-        quantize_group(values, record, four);
+        if (a.plain) widen_group(values, record);
+        else quantize_group(values, record, a.four);
     }
 }
 
 void quantize_rows(const QuantizeArgs& a, int64_t tile0, int64_t tile1) {
     const auto quantize = a.x_bf16 ? quantize_row<true> : quantize_row<false>;
+    const int64_t bytes = a.plain ? kPlainRecord : kRecord;
     for (int64_t tile = tile0; tile < tile1; ++tile) {
         const int64_t row0 = tile_row(a.rows, a.tiles, tile), size = tile_row(a.rows, a.tiles, tile + 1) - row0;
         for (int64_t r = 0; r < size; ++r) {
-            quantize(a.x, (row0 + r) * a.groups * kGroup, a.groups, a.out + (row0 * a.groups + r) * kRecord, size * kRecord,
-                     a.four);
+            quantize(a, row0 + r, a.out + (row0 * a.groups + r) * bytes, size * bytes);
         }
     }
 }
@@ -138,6 +151,40 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
     }
 }
 
+// The same with activations as they are: the dot is a float32 sum.
+template <int R, int V, bool kFour>
+inline __attribute__((always_inline)) void accumulate_plain(Vec (&acc)[R][V], const char* x, const char* w, const char* half) {
+    constexpr int kLines = kFour ? 4 : 8, kVecs = 16 / W, kInputs = kFour ? 8 : 4; // of a word
+    Vec dots[R][V];
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < V; ++v) dots[r][v] = vzero();
+    }
+    for (int line = 0; line < kLines; ++line) {
+        Bytes words[V];
+        for (int v = 0; v < V; ++v) words[v] = dload(w + (v / kVecs * kLines + line) * kLine + v % kVecs * W * 4);
+        for (int i = 0; i < kInputs; ++i) {
+            const int input = kFour ? (line + i % 2 * 4) * 4 + i / 2 : line * 4 + i;
+            Vec wide[V];
+            for (int v = 0; v < V; ++v) {
+                wide[v] = kFour ? dwide4(words[v]) : dwide8(words[v]);
+                words[v] = kFour ? dnext4(words[v]) : dnext8(words[v]);
+            }
+            for (int r = 0; r < R; ++r) {
+                const Vec value = vset(float_at(x + r * kPlainRecord + input * 4));
+                for (int v = 0; v < V; ++v) dots[r][v] = vfma(value, wide[v], dots[r][v]);
+            }
+        }
+    }
+    for (int v = 0; v < V; ++v) {
+        const Vec scale = vload_half(half + v * W * 2);
+        const Vec minimum = kFour ? vload_half(half + (kIntegerColumns + v * W) * 2) : vzero();
+        for (int r = 0; r < R; ++r) {
+            acc[r][v] = vfma(dots[r][v], scale, acc[r][v]);
+            if (kFour) acc[r][v] = vfma(minimum, vset(float_at(x + r * kPlainRecord + kGroup * 4)), acc[r][v]);
+        }
+    }
+}
+
 inline void store_integer(const IntegerLinearArgs& a, int64_t row, int64_t column, Vec v) {
     int64_t part = min64(W, a.n - column);
     if (part <= 0) return;
@@ -156,12 +203,13 @@ struct TilePass {
     int64_t fetch_bytes;
 };
 
-template <int R, bool kFour> __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
-    constexpr int V = kIntegerVecs, kLines = kFour ? 4 : 8;
+template <int R, bool kFour, bool kPlain>
+__attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
+    constexpr int V = kIntegerVecs, kLines = kFour ? 4 : 8, kStep = R * (kPlain ? kPlainRecord : kRecord);
     constexpr int64_t kBytes = kFour ? kGroupBytes4 : kGroupBytes8;
     const bool first = pass.group0 == 0, last = pass.group1 == a.groups;
     for (int column = 0; column < kIntegerColumns; column += V * W) {
-        const char* x = a.x + (pass.row * a.groups + pass.group0 * R) * kRecord;
+        const char* x = a.x + pass.row * a.groups * (kStep / R) + pass.group0 * kStep;
         const char* w = a.weight + (pass.block * a.groups + pass.group0) * kBytes;
         const int64_t at = column / 16 * kLines * kLine + column % 16 * 4, half = 2 * kLines * kLine + column * 2;
         float* sums = pass.sums + column;
@@ -171,9 +219,10 @@ template <int R, bool kFour> __attribute__((noinline)) void integer_tile(const I
         }
         const char *fetch = pass.fetch, *fetch_end = fetch;
         const int64_t fetch_bytes = column == 0 ? pass.fetch_bytes : 0;
-        for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += R * kRecord) {
+        for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
             for (fetch_end += fetch_bytes; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
-            accumulate_group<R, V, kFour>(acc, x, w + at, w + half);
+            if constexpr (kPlain) accumulate_plain<R, V, kFour>(acc, x, w + at, w + half);
+            else accumulate_group<R, V, kFour>(acc, x, w + at, w + half);
         }
         for (int r = 0; r < R; ++r) {
             for (int v = 0; v < V; ++v) {
@@ -187,11 +236,13 @@ template <int R, bool kFour> __attribute__((noinline)) void integer_tile(const I
 typedef void (*IntegerTile)(const IntegerLinearArgs&, const TilePass&);
 
 struct IntegerTiles {
-    IntegerTile four[kIntegerRows + 1]{}, eight[kIntegerRows + 1]{};
+    IntegerTile of[2][2][kIntegerRows + 1]{}; // [4 bits][plain activations][rows]
     template <int R> constexpr void fill() {
         if constexpr (R > 0) {
-            four[R] = integer_tile<R, true>;
-            eight[R] = integer_tile<R, false>;
+            of[0][0][R] = integer_tile<R, false, false>;
+            of[0][1][R] = integer_tile<R, false, true>;
+            of[1][0][R] = integer_tile<R, true, false>;
+            of[1][1][R] = integer_tile<R, true, true>;
             fill<R - 1>();
         }
     }
@@ -209,7 +260,7 @@ constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 // computing overlap.
 void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block) {
     alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
-    const IntegerTile* kernels = a.four ? kIntegerTiles.four : kIntegerTiles.eight;
+    const IntegerTile* kernels = kIntegerTiles.of[a.four][a.plain];
     const int64_t tiles = tile1 - tile0, row0 = tile_row(a.rows, a.tiles, tile0);
     const int64_t group_bytes = a.four ? kGroupBytes4 : kGroupBytes8;
     const int64_t largest = (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / group_bytes;

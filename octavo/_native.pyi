@@ -91,10 +91,12 @@ class Device:
     def num_threads(self) -> int: ...
     def begin_step(self) -> None: ...
     def pack(self, weight: np.ndarray) -> PackedWeight: ...
-    def pack_int8(self, values: np.ndarray, scales: np.ndarray) -> IntegerWeight:
+    def pack_int8(self, values: np.ndarray, scales: np.ndarray, *, quantized_activations: bool) -> IntegerWeight:
         """int8[rows, columns]; float16 as uint16[rows, columns / 32]."""
 
-    def pack_int4(self, packed: np.ndarray, scales: np.ndarray, minimums: np.ndarray) -> IntegerWeight:
+    def pack_int4(
+        self, packed: np.ndarray, scales: np.ndarray, minimums: np.ndarray, *, quantized_activations: bool
+    ) -> IntegerWeight:
         """uint8[rows, columns / 2]; float16 as uint16[rows, columns / 32] twice."""
 
     def embedding(self, ids: np.ndarray, table: PackedWeight | IntegerWeight) -> np.ndarray: ...

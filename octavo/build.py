@@ -96,7 +96,7 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
         num_blocks = resolve_num_blocks(
             config, spec, max_model_len=max_model_len, memory=memory_before, weight_bytes=weight_bytes
         )
-        name = f"{checkpoint.path}:{weight_format}"
+        name = f"{checkpoint.path}:{weight_format}:{config.quantized_activations}"
         kv, cache = make_kv_cache(config, spec, backend, max_model_len=max_model_len, num_blocks=num_blocks, namespace=name)
     with watch.phase("start engine"):
         engine = assemble(config, checkpoint.config, model, backend, kv, cache, max_model_len=max_model_len)
@@ -217,11 +217,16 @@ def make_backend(config: EngineConfig, dtype: str) -> Backend:
     if config.backend == "reference":
         from octavo.backends.reference.backend import ReferenceBackend
 
-        return ReferenceBackend(compute_dtype=dtype)
+        return ReferenceBackend(compute_dtype=dtype, quantized_activations=config.quantized_activations)
     from octavo.backends.cpu.backend import CpuBackend
 
     try:
-        return CpuBackend(compute_dtype=dtype, isa=config.isa, num_threads=config.num_threads)
+        return CpuBackend(
+            compute_dtype=dtype,
+            isa=config.isa,
+            num_threads=config.num_threads,
+            quantized_activations=config.quantized_activations,
+        )
     except ImportError as error:
         raise ConfigError(f"the native kernels are not built: run `pip install .` or `make native` ({error})") from error
     except ValueError as error:

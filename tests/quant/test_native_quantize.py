@@ -24,7 +24,7 @@ def odd_groups(seed: int, rows: int, groups: int) -> np.ndarray:
     """Normal values, and groups that are constant, tiny, zero of either sign, one-sided or far from zero."""
     rng = np.random.default_rng(seed)
     sizes = rng.choice(np.array([1e-7, 1e-3, 0.02, 1, 60], np.float32), (rows, 1, 1))
-    matrix = rng.standard_normal((rows, groups, 32), np.float32) * sizes
+    matrix: np.ndarray = rng.standard_normal((rows, groups, 32), np.float32) * sizes
     kind = rng.integers(0, 12, (rows, groups))
     matrix[kind == 0] = 0
     matrix[kind == 1] = -0.0
