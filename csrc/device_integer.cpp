@@ -22,6 +22,10 @@ int64_t weight_bytes(int64_t rows, int64_t groups, bool four) {
     return divide_up(rows, kIntegerColumns) * groups * (four ? kGroupBytes4 : kGroupBytes8);
 }
 
+const IntegerKernels& kernels_for(const IntegerKernels& kernels, int64_t rows, bool plain) {
+    return kernels.few && (plain || rows < kManyRows) ? *kernels.few() : kernels;
+}
+
 // The blocks of a product in panels, its tiles in chunks of rows: a unit is a chunk of a panel.
 struct IntegerCut {
     int64_t blocks, tiles, panel, row_chunks;
@@ -95,17 +99,18 @@ nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table)
 
 nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual) {
     Array in = arrays_.read(x, "x", act(), 2);
-    const int64_t rows = in.shape[0], groups = weight.columns / kGroup, tiles = divide_up(rows, integer_->rows_of_tile);
+    const int64_t rows = in.shape[0], groups = weight.columns / kGroup;
+    const IntegerKernels& kernels = kernels_for(*integer_, rows, weight.plain_activations);
+    const int64_t tiles = divide_up(rows, kernels.rows_of_tile);
     IntegerLinearArgs args{nullptr, weight.region.data(), nullptr, nullptr, nullptr, rows, weight.rows, groups, tiles, weight.four,
                            weight.plain_activations};
     nb::object out = open_output(args, in, weight, bias, residual);
     char* records = arena_.allocate(rows * groups * (args.plain ? kPlainRecord : kRecord));
     args.x = records;
     QuantizeArgs quantize{in.data, records, rows, groups, tiles, act_bf16_, args.four, args.plain};
-    over_rows(tiles, in.size() * 2, [&](int64_t t0, int64_t t1) { integer_->quantize(quantize, t0, t1); });
-
+    over_rows(tiles, in.size() * 2, [&](int64_t t0, int64_t t1) { kernels.quantize(quantize, t0, t1); });
     const IntegerCut cut = cut_integer(args, pool_.size());
-    over_units(cut.units(), [&](int64_t unit, int) { run_integer_unit(*integer_, args, cut, unit); });
+    over_units(cut.units(), [&](int64_t unit, int) { run_integer_unit(kernels, args, cut, unit); });
     return out;
 }
 

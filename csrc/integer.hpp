@@ -27,6 +27,9 @@ constexpr int kRecord = 40;         // bytes of a row's group of activations
 constexpr int kPlainRecord = 132;   // the same as floats
 constexpr int kIntegerColumns = 32; // outputs of a block
 
+// From so many rows on, a tile of 16 rows is full; below, the dots that it computes in vain cost more than it saves.
+constexpr int kManyRows = 16;
+
 constexpr int64_t kGroupBytes4 = 2 * 4 * kLine + 2 * kIntegerColumns * 2; // of a block's group
 constexpr int64_t kGroupBytes8 = 2 * 8 * kLine + kIntegerColumns * 2;
 
@@ -69,6 +72,9 @@ enum class QuantizeProblem { none, not_finite, too_large };
 struct IntegerKernels {
     const char* name;
     int rows_of_tile; // at most; rows are cut into as few tiles as that allows, as equal as possible
+    // Null, or the kernels that are to be used instead, with the same bits, for fewer than kManyRows rows and for activations
+    // as they are.
+    const IntegerKernels* (*few)();
 
     void (*linear)(const IntegerLinearArgs&, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1);
     void (*quantize)(const QuantizeArgs&, int64_t tile0, int64_t tile1);
@@ -78,6 +84,7 @@ struct IntegerKernels {
 };
 
 const IntegerKernels* integer_generic();
+const IntegerKernels* integer_amx_emulated();
 #ifdef OCTAVO_HAVE_INTEGER_AVX2
 const IntegerKernels* integer_avx2();
 #endif
@@ -89,6 +96,9 @@ const IntegerKernels* integer_avx512();
 #endif
 #ifdef OCTAVO_HAVE_INTEGER_AVX512_VNNI
 const IntegerKernels* integer_avx512_vnni();
+#endif
+#ifdef OCTAVO_HAVE_INTEGER_AMX
+const IntegerKernels* integer_amx();
 #endif
 
 } // namespace octavo

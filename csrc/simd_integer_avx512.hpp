@@ -8,6 +8,7 @@ constexpr int kIntegerPrefetch = 4; // groups ahead in the stream of weights
 
 inline Dots dzero() { return _mm512_setzero_si512(); }
 inline Dots dset(int32_t x) { return _mm512_set1_epi32(x); }
+inline Dots dadd(Dots a, Dots b) { return _mm512_add_epi32(a, b); }
 inline Bytes dload(const char* p) { return _mm512_loadu_si512(p); }
 inline Bytes dlow(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
 inline Bytes dhigh(Bytes b) { return _mm512_and_si512(_mm512_srli_epi16(b, 4), _mm512_set1_epi8(15)); }

@@ -12,6 +12,7 @@ inline uint16_t float_to_half(float value);
 
 inline Dots dset(int32_t x) { return Dots{x, x, x, x}; }
 inline Dots dzero() { return dset(0); }
+inline Dots dadd(Dots a, Dots b) { return a + b; }
 inline Bytes dload(const char* p) {
     Bytes b;
     __builtin_memcpy(&b, p, sizeof b);

@@ -12,7 +12,7 @@ from octavo.backends.cpu.backend import CpuBackend
 from tests.ops.devices import ISAS
 
 KNOWN = {"generic", "avx2", "avx512", "avx512_bf16", "amx"}
-INTEGER = {"avx2", "avx2_vnni", "avx512", "avx512_vnni"}
+INTEGER = {"avx2", "avx2_vnni", "avx512", "avx512_vnni", "amx"}
 OWN_FLAGS = {f"isa_{name}.cpp" for name in KNOWN - {"generic"}} | {f"integer_{name}.cpp" for name in INTEGER}
 AVX = r"v(?!err|erw|mcall)[a-z]+[0-9a-z]*"
 MASKS = r"k(mov|or|xor|and|add|not|shift|test|unpck)[a-z]*"
