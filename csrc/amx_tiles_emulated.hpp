@@ -1,4 +1,4 @@
-// The tile instructions of AMX-BF16 in plain C++, for tests of the code that uses them. Included inside its user's namespace.
+// The tile instructions of AMX-BF16 and AMX-INT8 in plain C++, for tests of the code that uses them. Included inside its user's namespace.
 
 struct TileConfig {
     uint8_t palette, start_row, reserved[14];
@@ -53,6 +53,22 @@ inline void tile_dot(int c, int a, int b) {
     }
 }
 
+// Signed bytes of a times unsigned bytes of b.
+inline void tile_dot_bytes(int c, int a, int b) {
+    const TileConfig& config = tile_state.config;
+    for (int m = 0; m < config.rows[c]; ++m) {
+        int32_t sums[16];
+        __builtin_memcpy(sums, tile_state.data[c][m], sizeof sums);
+        for (int k = 0; k < config.column_bytes[a]; ++k) {
+            const int32_t input = static_cast<int8_t>(tile_state.data[a][m][k]);
+            const uint8_t* line = tile_state.data[b][k / 4];
+            for (int n = 0; n < config.column_bytes[c] / 4; ++n) sums[n] += input * line[4 * n + k % 4];
+        }
+        __builtin_memcpy(tile_state.data[c][m], sums, sizeof sums);
+    }
+}
+
+#define OCTAVO_TILE_DOT_BYTES(c, a, b) tile_dot_bytes(c, a, b)
 #define OCTAVO_TILE_ZERO(t) tile_zero(t)
 #define OCTAVO_TILE_LOAD(t, p, stride) tile_load(t, p, stride)
 #define OCTAVO_TILE_STORE(t, p, stride) tile_store(t, p, stride)

@@ -1,4 +1,4 @@
-// The tile instructions of AMX-BF16. Included inside the instruction set's own namespace.
+// The tile instructions of AMX-BF16 and AMX-INT8. Included inside the instruction set's own namespace.
 
 struct alignas(64) TileConfig {
     uint8_t palette, start_row, reserved[14];
@@ -16,3 +16,4 @@ inline void tile_release() { _tile_release(); }
 #define OCTAVO_TILE_LOAD(t, p, stride) _tile_loadd(t, p, stride)
 #define OCTAVO_TILE_STORE(t, p, stride) _tile_stored(t, p, stride)
 #define OCTAVO_TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+#define OCTAVO_TILE_DOT_BYTES(c, a, b) _tile_dpbsud(c, a, b) // signed bytes of a times unsigned bytes of b

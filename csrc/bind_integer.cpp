@@ -2,9 +2,15 @@
 #include "bind_integer.hpp"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <type_traits>
+
+#include "cpu_features.hpp"
 
 namespace octavo {
 
@@ -19,20 +25,52 @@ template <class T> void check_scales(const Matrix<T>& scales, int64_t rows, int6
           "there must be one scale for each group of each row");
 }
 
-std::unique_ptr<IntegerWeight> pack_int8(Device& device, Matrix<int8_t> values, Matrix<uint16_t> scales) {
+std::unique_ptr<IntegerWeight> pack(Device& device, const IntegerSource& source, bool quantized_activations) {
+    std::unique_ptr<IntegerWeight> weight = device.pack_integer(source);
+    weight->plain_activations = !quantized_activations;
+    return weight;
+}
+
+std::unique_ptr<IntegerWeight> pack_int8(Device& device, Matrix<int8_t> values, Matrix<uint16_t> scales,
+                                         bool quantized_activations) {
     const int64_t rows = values.shape(0), groups = values.shape(1) / kGroup;
     check(values.shape(1) % kGroup == 0, "a row must be groups of 32 values");
     check_scales(scales, rows, groups);
-    return device.pack_integer({reinterpret_cast<const uint8_t*>(values.data()), scales.data(), nullptr, rows, groups});
+    return pack(device, {reinterpret_cast<const uint8_t*>(values.data()), scales.data(), nullptr, rows, groups},
+                quantized_activations);
 }
 
 std::unique_ptr<IntegerWeight> pack_int4(Device& device, Matrix<uint8_t> packed, Matrix<uint16_t> scales,
-                                         Matrix<uint16_t> minimums) {
+                                         Matrix<uint16_t> minimums, bool quantized_activations) {
     const int64_t rows = packed.shape(0), groups = packed.shape(1) / (kGroup / 2);
     check(packed.shape(1) % (kGroup / 2) == 0, "a row must be groups of 16 bytes");
     check_scales(scales, rows, groups);
     check_scales(minimums, rows, groups);
-    return device.pack_integer({packed.data(), scales.data(), minimums.data(), rows, groups});
+    return pack(device, {packed.data(), scales.data(), minimums.data(), rows, groups}, quantized_activations);
+}
+
+template <class T> using Output = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// 4 bits where there are minimums.
+template <class T>
+void quantize(Matrix<T> matrix, Output<uint8_t> values, Output<uint16_t> scales, std::optional<Output<uint16_t>> minimums,
+              const std::string& isa, int num_threads) {
+    const size_t rows = matrix.shape(0), columns = matrix.shape(1);
+    check(columns % kGroup == 0, "a row must be groups of 32 values");
+    check(values.shape(0) == rows && values.shape(1) == (minimums ? columns / 2 : columns), "values must fit the matrix");
+    check(scales.shape(0) == rows && scales.shape(1) == columns / kGroup, "there must be one scale for each group");
+    check(!minimums || (minimums->shape(0) == rows && minimums->shape(1) == columns / kGroup),
+          "there must be one minimum for each group");
+    const IntegerKernels* kernels = find_integer_kernels(find_kernels(isa)->isa, "auto");
+    const QuantizeWeightsArgs args{matrix.data(), values.data(), scales.data(), minimums ? minimums->data() : nullptr,
+                                   std::is_same_v<T, uint16_t>};
+    QuantizeProblem problem;
+    {
+        nb::gil_scoped_release unlocked;
+        problem = quantize_groups(args, static_cast<int64_t>(rows * columns / kGroup), kernels, num_threads);
+    }
+    check(problem != QuantizeProblem::not_finite, "a weight is infinite or not a number");
+    check(problem != QuantizeProblem::too_large, "a weight is too large");
 }
 
 std::vector<std::string> names_of_kernels(const std::string& isa) {
@@ -49,8 +87,14 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
         .def_ro("columns", &IntegerWeight::columns)
         .def_prop_ro("num_bytes", [](const IntegerWeight& w) { return w.region.bytes(); });
     module.def("integer_kernels", &names_of_kernels, "isa"_a);
-    device.def("pack_int8", &pack_int8, "values"_a.noconvert(), "scales"_a.noconvert())
-        .def("pack_int4", &pack_int4, "packed"_a.noconvert(), "scales"_a.noconvert(), "minimums"_a.noconvert())
+    module.def("quantize", &quantize<float>, "matrix"_a.noconvert(), "values"_a.noconvert(), "scales"_a.noconvert(),
+               "minimums"_a.noconvert().none(), "isa"_a, "num_threads"_a);
+    module.def("quantize", &quantize<uint16_t>, "matrix"_a.noconvert(), "values"_a.noconvert(), "scales"_a.noconvert(),
+               "minimums"_a.noconvert().none(), "isa"_a, "num_threads"_a);
+    device.def("pack_int8", &pack_int8, "values"_a.noconvert(), "scales"_a.noconvert(), nb::kw_only(),
+               "quantized_activations"_a)
+        .def("pack_int4", &pack_int4, "packed"_a.noconvert(), "scales"_a.noconvert(), "minimums"_a.noconvert(), nb::kw_only(),
+             "quantized_activations"_a)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
         .def("linear", &Device::linear_integer, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none());
 }

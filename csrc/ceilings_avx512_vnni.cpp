@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "ceilings.hpp"
+#include "integer.hpp"
 
 #define OCTAVO_VNNI
 namespace octavo {

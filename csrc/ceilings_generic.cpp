@@ -1,6 +1,7 @@
 // Ceilings of any processor.
 
 #include "ceilings.hpp"
+#include "integer.hpp"
 
 namespace octavo {
 namespace {

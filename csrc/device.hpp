@@ -99,7 +99,6 @@ private:
     // Brings x into the form that the kernel wants.
     void stage_activations(LinearArgs& args, char* staged);
     void multiply(const LinearArgs& args, bool bf16);
-    void multiply_integer(const IntegerLinearArgs& args);
     bool attend(const AttentionArgs& args, std::vector<AttentionUnit> units);
 
     const KernelTable* kernels_;

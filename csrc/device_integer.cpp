@@ -11,12 +11,43 @@ namespace {
 
 constexpr int64_t kPanelBytes = 256 << 10; // weights of a unit that meets many rows: they should stay in the second-level cache
 constexpr int64_t kRowsOfUnit = 192;       // rows of a unit: their records should stay there too
-constexpr int64_t kUnitsPerThread = 6;
+constexpr int64_t kUnitsPerThread = 12;    // at most
+constexpr double kUnitNanoseconds = 6000;  // a unit costs some hundred nanoseconds to hand out
 
 int64_t weight_bytes(int64_t rows, int64_t groups, bool four) {
     const int64_t limit = std::numeric_limits<int32_t>::max();
     check(rows >= 0 && groups >= 1 && rows < limit && groups < limit / kGroup, "size out of range");
     return divide_up(rows, kIntegerColumns) * groups * (four ? kGroupBytes4 : kGroupBytes8);
+}
+
+const IntegerKernels& kernels_for(const IntegerKernels& kernels, int64_t rows, bool plain) {
+    return kernels.few && (plain || rows < kManyRows) ? *kernels.few() : kernels;
+}
+
+// The blocks of a product in panels, its tiles in chunks of rows: a unit is a chunk of a panel.
+struct IntegerCut {
+    int64_t blocks, tiles, panel, row_chunks;
+    int64_t units() const { return divide_up(blocks, panel) * row_chunks; }
+};
+
+// Enough units to share out evenly, each long enough to be worth handing out, few enough blocks in each to stay in the cache
+// while many rows pass.
+IntegerCut cut_integer(const IntegerLinearArgs& a, int threads) {
+    const int64_t blocks = divide_up(a.n, kIntegerColumns), row_chunks = divide_up(a.rows, kRowsOfUnit);
+    const int64_t block_bytes = a.groups * (a.four ? kGroupBytes4 : kGroupBytes8);
+    const double products = static_cast<double>(a.rows) * kIntegerColumns * kGroup * static_cast<double>(a.groups);
+    // Bytes and products that a thread gets through in a nanosecond, where memory and arithmetic are each shared fairly.
+    const double block_ns = std::max(static_cast<double>(block_bytes) / 25, products / (a.plain ? 120 : 350));
+    const auto worthwhile = static_cast<int64_t>(block_ns * static_cast<double>(blocks) / kUnitNanoseconds);
+    const int64_t wanted = std::clamp<int64_t>(worthwhile / threads, 1, kUnitsPerThread) * threads;
+    const int64_t largest = a.rows > 16 ? std::max<int64_t>(1, kPanelBytes / block_bytes) : blocks;
+    return {blocks, a.tiles, std::clamp<int64_t>(divide_up(blocks * row_chunks, wanted), 1, largest), row_chunks};
+}
+
+void run_integer_unit(const IntegerKernels& kernels, const IntegerLinearArgs& args, const IntegerCut& cut, int64_t unit) {
+    const int64_t block = unit / cut.row_chunks * cut.panel, chunk = unit % cut.row_chunks;
+    kernels.linear(args, cut.tiles * chunk / cut.row_chunks, cut.tiles * (chunk + 1) / cut.row_chunks, block,
+                   std::min(cut.blocks, block + cut.panel));
 }
 
 } // namespace
@@ -69,34 +100,24 @@ nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table)
     return out.array;
 }
 
-void Device::multiply_integer(const IntegerLinearArgs& args) {
-    const int64_t blocks = divide_up(args.n, kIntegerColumns), block_bytes = args.groups * (args.four ? kGroupBytes4 : kGroupBytes8);
-    const int64_t row_chunks = divide_up(args.rows, kRowsOfUnit);
-    // Enough units to share out evenly, few enough blocks in each to stay in the cache while many rows pass.
-    const int64_t wanted = kUnitsPerThread * pool_.size();
-    const int64_t panel = std::clamp<int64_t>(blocks * row_chunks / wanted, 1, std::max<int64_t>(1, kPanelBytes / block_bytes));
-    over_units(divide_up(blocks, panel) * row_chunks, [&](int64_t unit, int) {
-        const int64_t block = unit / row_chunks * panel, chunk = unit % row_chunks;
-        integer_->linear(args, args.tiles * chunk / row_chunks, args.tiles * (chunk + 1) / row_chunks, block,
-                         std::min(blocks, block + panel));
-    });
-}
-
 nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual) {
     const Array in = read(x, "x", act(), 2);
     const Size rows = rows_of(in);
     const int64_t groups = weight.columns / kGroup;
-    IntegerLinearArgs args{nullptr, weight.region.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four};
+    const bool plain = weight.plain_activations;
+    IntegerLinearArgs args{nullptr, weight.region.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, plain};
     nb::object out = open_output(args, in, weight, bias, residual);
-    const auto records = scratch(rows.capacity * groups * kRecord);
+    const auto records = scratch(rows.capacity * groups * (plain ? kPlainRecord : kRecord));
     args.x = records.data();
-    QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, weight.four};
+    QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four, plain};
     issue([this, args, quantize, rows]() mutable {
         args.rows = quantize.rows = rows.now();
-        args.tiles = quantize.tiles = divide_up(args.rows, integer_->rows_of_tile);
-        over_rows(args.tiles, args.rows * args.groups * kGroup,
-                  [&](int64_t t0, int64_t t1) { integer_->quantize(quantize, t0, t1); });
-        multiply_integer(args);
+        const IntegerKernels& kernels = kernels_for(*integer_, args.rows, args.plain);
+        args.tiles = quantize.tiles = divide_up(args.rows, kernels.rows_of_tile);
+        over_rows(args.tiles, 2 * args.rows * args.groups * kGroup,
+                  [&](int64_t t0, int64_t t1) { kernels.quantize(quantize, t0, t1); });
+        const IntegerCut cut = cut_integer(args, pool_.size());
+        over_units(cut.units(), [&](int64_t unit, int) { run_integer_unit(kernels, args, cut, unit); });
     });
     return out;
 }

@@ -9,6 +9,9 @@
 // bytes as a float for 4 bits, -128 * sum as an int32 for 8. Records lie in the order in which a tile of rows reads them:
 // [tile][group][row of the tile].
 //
+// Activations that stay as they are lie in the same order, in records of 132 bytes: 32 floats and their sum. Weights are then
+// widened to floats in registers.
+//
 // All integer arithmetic is exact, floats are combined in one order by fused operations: the same bits with and without
 // dot product instructions, for any number of rows.
 #pragma once
@@ -21,7 +24,11 @@ namespace octavo {
 constexpr int kGroup = 32;          // inputs that share a scale
 constexpr int kLine = 64;           // bytes
 constexpr int kRecord = 40;         // bytes of a row's group of activations
+constexpr int kPlainRecord = 132;   // the same as floats
 constexpr int kIntegerColumns = 32; // outputs of a block
+
+// From so many rows on, a tile of 16 rows is full; below, the dots that it computes in vain cost more than it saves.
+constexpr int kManyRows = 16;
 
 constexpr int64_t kGroupBytes4 = 2 * 4 * kLine + 2 * kIntegerColumns * 2; // of a block's group
 constexpr int64_t kGroupBytes8 = 2 * 8 * kLine + kIntegerColumns * 2;
@@ -33,14 +40,14 @@ struct IntegerLinearArgs {
     const float* residual; // may be null, may be out
     float* out;
     int64_t rows, n, groups, tiles;
-    bool four;
+    bool four, plain; // plain: records of floats
 };
 
 struct QuantizeArgs {
     const void* x; // [rows, groups * kGroup]
     char* out;     // records
     int64_t rows, groups, tiles;
-    bool x_bf16, four;
+    bool x_bf16, four, plain;
 };
 
 struct IntegerEmbeddingArgs {
@@ -51,16 +58,33 @@ struct IntegerEmbeddingArgs {
     bool four;
 };
 
+// Groups of kGroup weights in a row -> the layouts of octavo/quant/layouts.py.
+struct QuantizeWeightsArgs {
+    const void* x;
+    uint8_t* values;
+    uint16_t* scales;
+    uint16_t* minimums; // null: 8 bits
+    bool x_bf16;
+};
+
+enum class QuantizeProblem { none, not_finite, too_large };
+
 struct IntegerKernels {
     const char* name;
     int rows_of_tile; // at most; rows are cut into as few tiles as that allows, as equal as possible
+    // Null, or the kernels that are to be used instead, with the same bits, for fewer than kManyRows rows and for activations
+    // as they are.
+    const IntegerKernels* (*few)();
 
     void (*linear)(const IntegerLinearArgs&, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1);
     void (*quantize)(const QuantizeArgs&, int64_t tile0, int64_t tile1);
     void (*embedding)(const IntegerEmbeddingArgs&, int64_t row0, int64_t row1);
+    // What is written where there is a problem means nothing.
+    QuantizeProblem (*quantize_weights)(const QuantizeWeightsArgs&, int64_t group0, int64_t group1);
 };
 
 const IntegerKernels* integer_generic();
+const IntegerKernels* integer_amx_emulated();
 #ifdef OCTAVO_HAVE_INTEGER_AVX2
 const IntegerKernels* integer_avx2();
 #endif
@@ -72,6 +96,9 @@ const IntegerKernels* integer_avx512();
 #endif
 #ifdef OCTAVO_HAVE_INTEGER_AVX512_VNNI
 const IntegerKernels* integer_avx512_vnni();
+#endif
+#ifdef OCTAVO_HAVE_INTEGER_AMX
+const IntegerKernels* integer_amx();
 #endif
 
 } // namespace octavo

@@ -12,6 +12,7 @@ namespace {
 #include "kernels_math.hpp"
 #include "simd_integer_avx512.hpp"
 #include "kernels_integer.hpp"
+#include "kernels_quantize.hpp"
 // clang-format on
 
 constexpr IntegerKernels kTable = integer_table("avx512_vnni");

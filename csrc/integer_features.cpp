@@ -5,6 +5,11 @@
 #include "integer_weight.hpp"
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
 #endif
 
 namespace octavo {
@@ -23,12 +28,47 @@ Vnni vnni() {
     if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) found.avx2 = a >> 4 & 1;
     return found;
 }
+
+// Multiplies 16 rows by a block of weights in a child process, where a fault hurts nobody: some hypervisors announce tiles that
+// do not work. That tiles may be used at all has been found by whoever chose the instruction set.
+bool probe_integer_tiles() {
+#ifdef OCTAVO_HAVE_INTEGER_AMX
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 25 & 1)) return false;
+    const pid_t child = fork();
+    if (child == 0) {
+        std::signal(SIGILL, SIG_DFL);
+        std::signal(SIGSEGV, SIG_DFL);
+        alignas(64) char weight[kGroupBytes8];
+        alignas(64) float x[kManyRows * kGroup], out[kManyRows * kIntegerColumns];
+        char records[kManyRows * kRecord];
+        std::memset(weight, 129, sizeof weight); // values of 1
+        const uint16_t one = 0x3C00;
+        for (int i = 0; i < kIntegerColumns; ++i) std::memcpy(weight + 16 * kLine + 2 * i, &one, 2);
+        for (float& value : x) value = 127.0f;
+        integer_amx()->quantize({x, records, kManyRows, 1, 1, false, false, false}, 0, 1);
+        integer_amx()->linear({records, weight, nullptr, nullptr, out, kManyRows, kIntegerColumns, 1, 1, false, false}, 0, 1, 0, 1);
+        constexpr float kExpected = 127.0f * kGroup;
+        _exit(out[0] == kExpected && out[kManyRows * kIntegerColumns - 1] == kExpected ? 0 : 1);
+    }
+    int status = 1;
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+#else
+    return false;
+#endif
+}
+
+bool has_integer_tiles() {
+    static const bool found = probe_integer_tiles(); // what a process may use does not change
+    return found;
+}
 #endif
 
 } // namespace
 
 std::vector<const IntegerKernels*> integer_kernels(const std::string& isa) {
     std::vector<const IntegerKernels*> found{integer_generic()};
+    if (isa == "amx_emulated") found.push_back(integer_amx_emulated());
 #if defined(__x86_64__)
     if (isa == "generic" || isa == "amx_emulated") return found;
     [[maybe_unused]] const Vnni has = vnni();
@@ -44,6 +84,9 @@ std::vector<const IntegerKernels*> integer_kernels(const std::string& isa) {
 #endif
 #ifdef OCTAVO_HAVE_INTEGER_AVX512_VNNI
     if (wide && has.avx512) found.push_back(integer_avx512_vnni());
+#endif
+#ifdef OCTAVO_HAVE_INTEGER_AMX
+    if (isa == "amx" && has.avx512 && has_integer_tiles()) found.push_back(integer_amx());
 #endif
 #endif
     return found;

@@ -26,11 +26,15 @@ struct IntegerWeight {
 
     int64_t rows, columns;
     bool four;
+    bool plain_activations = false; // its products take activations as they are
     Region region;
 };
 
 // Copies the blocks [block0, block1) of a source into a weight of its size.
 void pack_integer_blocks(const IntegerSource& source, IntegerWeight& weight, int64_t block0, int64_t block1);
+
+// Quantizes so many groups on up to so many threads of its own.
+QuantizeProblem quantize_groups(const QuantizeWeightsArgs& args, int64_t groups, const IntegerKernels* kernels, int num_threads);
 
 // The integer kernels that may run beside the kernels of an instruction set, from the least to the most capable.
 std::vector<const IntegerKernels*> integer_kernels(const std::string& isa);

@@ -3,36 +3,26 @@
 
 inline int64_t tile_row(int64_t rows, int64_t tiles, int64_t tile) { return rows * tile / tiles; }
 
-// The definition is in octavo/backends/base.py, at linear. x: kGroup values.
-inline void quantize_group(const float* x, char* record, bool four) {
-    constexpr float kRound = 12582912.0f; // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits
-    uint32_t words[kGroup];
-    __builtin_memcpy(words, x, sizeof words);
-    uint32_t largest = 0; // magnitudes compare like their bits, and NaN is above all
-    for (int i = 0; i < kGroup; ++i) {
-        uint32_t magnitude = words[i] & 0x7FFFFFFFu;
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    float magnitude;
+// The definition is in octavo/backends/base.py, at linear.
+inline void quantize_group(const Vec (&x)[kGroup / W], char* record, bool four) {
+    const uint32_t largest = dlargest(x); // magnitudes compare like their bits, and NaN is above all
+    float magnitude, scale = 0.0f;
     __builtin_memcpy(&magnitude, &largest, sizeof magnitude);
-    int8_t quants[kGroup] = {};
     int32_t sum = 0;
-    float scale = 0.0f;
-    if (largest >= 0x7F800000u) {
-        scale = __builtin_nanf("");
-    } else if (magnitude >= 1e-30f) {
-        const float inverse = 127.0f / magnitude;
+    if (largest < 0x7F800000u && magnitude >= 1e-30f) {
+        const Vec inverse = vset(127.0f / magnitude);
         scale = magnitude / 127.0f;
-        for (int i = 0; i < kGroup; ++i) {
-            float shifted = x[i] * inverse + kRound;
-            int32_t bits;
-            __builtin_memcpy(&bits, &shifted, sizeof bits);
-            int32_t quant = bits - 0x4B400000;
-            sum += quant;
-            quants[i] = static_cast<int8_t>(quant);
+        Vec quants[kGroup / W], sums = vzero();
+        for (int v = 0; v < kGroup / W; ++v) {
+            quants[v] = vround(vmul(x[v], inverse));
+            sums = vadd(sums, quants[v]); // whole and small: exact
         }
+        dstore_bytes(record, quants);
+        sum = static_cast<int32_t>(vsum(sums));
+    } else {
+        __builtin_memset(record, 0, kGroup);
+        if (largest >= 0x7F800000u) scale = __builtin_nanf("");
     }
-    __builtin_memcpy(record, quants, sizeof quants);
     __builtin_memcpy(record + kGroup, &scale, sizeof scale);
     const float scaled_sum = scale * static_cast<float>(sum);
     sum *= -128;
@@ -40,22 +30,38 @@ inline void quantize_group(const float* x, char* record, bool four) {
     else __builtin_memcpy(record + kGroup + 4, &sum, sizeof sum);
 }
 
+// The group as it is, and its sum.
+inline void widen_group(const Vec (&x)[kGroup / W], char* record) {
+    Vec sums = vzero();
+    for (int v = 0; v < kGroup / W; ++v) {
+        __builtin_memcpy(record + v * W * 4, &x[v], sizeof(Vec));
+        sums = vadd(sums, x[v]);
+    }
+    const float sum = vsum(sums);
+    __builtin_memcpy(record + kGroup * 4, &sum, sizeof sum);
+}
+
+// Row `row`; the records of its groups are `stride` bytes apart.
+template <bool kBf16> inline void quantize_row(const QuantizeArgs& a, int64_t row, char* record, int64_t stride) {
+    int64_t at = row * a.groups * kGroup;
+    for (int64_t g = 0; g < a.groups; ++g, at += kGroup, record += stride) {
+        Vec values[kGroup / W];
+        for (int v = 0; v < kGroup / W; ++v) {
+            if constexpr (kBf16) values[v] = vload_bf16(static_cast<const uint16_t*>(a.x) + at + v * W);
+            else values[v] = vload(static_cast<const float*>(a.x) + at + v * W);
+        }
+        if (a.plain) widen_group(values, record);
+        else quantize_group(values, record, a.four);
+    }
+}
+
 void quantize_rows(const QuantizeArgs& a, int64_t tile0, int64_t tile1) {
-    const int64_t k = a.groups * kGroup;
+    const auto quantize = a.x_bf16 ? quantize_row<true> : quantize_row<false>;
+    const int64_t bytes = a.plain ? kPlainRecord : kRecord;
     for (int64_t tile = tile0; tile < tile1; ++tile) {
         const int64_t row0 = tile_row(a.rows, a.tiles, tile), size = tile_row(a.rows, a.tiles, tile + 1) - row0;
         for (int64_t r = 0; r < size; ++r) {
-            char* record = a.out + (row0 * a.groups + r) * kRecord;
-            for (int64_t g = 0; g < a.groups; ++g, record += size * kRecord) {
-                const int64_t at = (row0 + r) * k + g * kGroup;
-                if (!a.x_bf16) {
-                    quantize_group(static_cast<const float*>(a.x) + at, record, a.four);
-                    continue;
-                }
-                float wide[kGroup];
-                for (int i = 0; i < kGroup; i += W) vstore(wide + i, vload_bf16(static_cast<const uint16_t*>(a.x) + at + i));
-                quantize_group(wide, record, a.four);
-            }
+            quantize(a, row0 + r, a.out + (row0 * a.groups + r) * bytes, size * bytes);
         }
     }
 }
@@ -108,6 +114,40 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
     }
 }
 
+// The same with activations as they are: the dot is a float32 sum.
+template <int R, int V, bool kFour>
+inline __attribute__((always_inline)) void accumulate_plain(Vec (&acc)[R][V], const char* x, const char* w, const char* half) {
+    constexpr int kLines = kFour ? 4 : 8, kVecs = 16 / W, kInputs = kFour ? 8 : 4; // of a word
+    Vec dots[R][V];
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < V; ++v) dots[r][v] = vzero();
+    }
+    for (int line = 0; line < kLines; ++line) {
+        Bytes words[V];
+        for (int v = 0; v < V; ++v) words[v] = dload(w + (v / kVecs * kLines + line) * kLine + v % kVecs * W * 4);
+        for (int i = 0; i < kInputs; ++i) {
+            const int input = kFour ? (line + i % 2 * 4) * 4 + i / 2 : line * 4 + i;
+            Vec wide[V];
+            for (int v = 0; v < V; ++v) {
+                wide[v] = kFour ? dwide4(words[v]) : dwide8(words[v]);
+                words[v] = kFour ? dnext4(words[v]) : dnext8(words[v]);
+            }
+            for (int r = 0; r < R; ++r) {
+                const Vec value = vset(float_at(x + r * kPlainRecord + input * 4));
+                for (int v = 0; v < V; ++v) dots[r][v] = vfma(value, wide[v], dots[r][v]);
+            }
+        }
+    }
+    for (int v = 0; v < V; ++v) {
+        const Vec scale = vload_half(half + v * W * 2);
+        const Vec minimum = kFour ? vload_half(half + (kIntegerColumns + v * W) * 2) : vzero();
+        for (int r = 0; r < R; ++r) {
+            acc[r][v] = vfma(dots[r][v], scale, acc[r][v]);
+            if (kFour) acc[r][v] = vfma(minimum, vset(float_at(x + r * kPlainRecord + kGroup * 4)), acc[r][v]);
+        }
+    }
+}
+
 inline void store_integer(const IntegerLinearArgs& a, int64_t row, int64_t column, Vec v) {
     int64_t part = min64(W, a.n - column);
     if (part <= 0) return;
@@ -116,38 +156,56 @@ inline void store_integer(const IntegerLinearArgs& a, int64_t row, int64_t colum
     vstore_as(a.out, row * a.n + column, v, part, false);
 }
 
-template <int R, bool kFour> __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, int64_t row, int64_t block) {
-    constexpr int V = kIntegerVecs, kLines = kFour ? 4 : 8;
+// A tile's pass over the groups [group0, group1) of a block. What the groups before them gave is in `sums`, [row][output of the
+// block], and so is what these add, unless they are the last: then the result goes out. At each group the pass prefetches
+// `fetch_bytes` from `fetch` on.
+struct TilePass {
+    int64_t row, block, group0, group1;
+    float* sums;
+    const char* fetch;
+    int64_t fetch_bytes;
+};
+
+template <int R, bool kFour, bool kPlain>
+__attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
+    constexpr int V = kIntegerVecs, kLines = kFour ? 4 : 8, kStep = R * (kPlain ? kPlainRecord : kRecord);
     constexpr int64_t kBytes = kFour ? kGroupBytes4 : kGroupBytes8;
-    const char* weights = a.weight + block * a.groups * kBytes;
+    const bool first = pass.group0 == 0, last = pass.group1 == a.groups;
     for (int column = 0; column < kIntegerColumns; column += V * W) {
-        const char* x = a.x + row * a.groups * kRecord;
-        const char* w = weights;
+        const char* x = a.x + pass.row * a.groups * (kStep / R) + pass.group0 * kStep;
+        const char* w = a.weight + (pass.block * a.groups + pass.group0) * kBytes;
         const int64_t at = column / 16 * kLines * kLine + column % 16 * 4, half = 2 * kLines * kLine + column * 2;
+        float* sums = pass.sums + column;
         Vec acc[R][V];
         for (int r = 0; r < R; ++r) {
-            for (int v = 0; v < V; ++v) acc[r][v] = vzero();
+            for (int v = 0; v < V; ++v) acc[r][v] = first ? vzero() : vload(sums + r * kIntegerColumns + v * W);
         }
-        for (int64_t g = 0; g < a.groups; ++g, w += kBytes, x += R * kRecord) {
-            if (column == 0) {
-                for (int64_t line = 0; line < kBytes; line += kLine) __builtin_prefetch(w + kIntegerPrefetch * kBytes + line);
-            }
-            accumulate_group<R, V, kFour>(acc, x, w + at, w + half);
+        const char *fetch = pass.fetch, *fetch_end = fetch;
+        const int64_t fetch_bytes = column == 0 ? pass.fetch_bytes : 0;
+        for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
+            for (fetch_end += fetch_bytes; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
+            if constexpr (kPlain) accumulate_plain<R, V, kFour>(acc, x, w + at, w + half);
+            else accumulate_group<R, V, kFour>(acc, x, w + at, w + half);
         }
         for (int r = 0; r < R; ++r) {
-            for (int v = 0; v < V; ++v) store_integer(a, row + r, block * kIntegerColumns + column + v * W, acc[r][v]);
+            for (int v = 0; v < V; ++v) {
+                if (last) store_integer(a, pass.row + r, pass.block * kIntegerColumns + column + v * W, acc[r][v]);
+                else vstore(sums + r * kIntegerColumns + v * W, acc[r][v]);
+            }
         }
     }
 }
 
-typedef void (*IntegerTile)(const IntegerLinearArgs&, int64_t row, int64_t block);
+typedef void (*IntegerTile)(const IntegerLinearArgs&, const TilePass&);
 
 struct IntegerTiles {
-    IntegerTile four[kIntegerRows + 1]{}, eight[kIntegerRows + 1]{};
+    IntegerTile of[2][2][kIntegerRows + 1]{}; // [4 bits][plain activations][rows]
     template <int R> constexpr void fill() {
         if constexpr (R > 0) {
-            four[R] = integer_tile<R, true>;
-            eight[R] = integer_tile<R, false>;
+            of[0][0][R] = integer_tile<R, false, false>;
+            of[0][1][R] = integer_tile<R, false, true>;
+            of[1][0][R] = integer_tile<R, true, false>;
+            of[1][1][R] = integer_tile<R, true, true>;
             fill<R - 1>();
         }
     }
@@ -156,12 +214,40 @@ struct IntegerTiles {
 
 constexpr IntegerTiles kIntegerTiles;
 
+// What all tiles pass before any goes on, at most, in bytes of weights: it and the next one stay in the nearest cache. Many tiles
+// pass a larger one, because going on to the next tile costs more than coming back to the weights.
+constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10;
+constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
+
+// Many tiles: while they pass a chunk of the weights, each fetches its share of the next one, so that reading memory and
+// computing overlap.
+void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block) {
+    alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
+    const IntegerTile* kernels = kIntegerTiles.of[a.four][a.plain];
+    const int64_t tiles = tile1 - tile0, row0 = tile_row(a.rows, a.tiles, tile0);
+    const int64_t group_bytes = a.four ? kGroupBytes4 : kGroupBytes8;
+    const int64_t largest = (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / group_bytes;
+    const int64_t chunks = tiles == 1 ? 1 : (a.groups + largest - 1) / largest;
+    TilePass pass{};
+    pass.block = block;
+    pass.fetch_bytes = (group_bytes + tiles - 1) / tiles;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        pass.group0 = a.groups * chunk / chunks;
+        pass.group1 = a.groups * (chunk + 1) / chunks;
+        const int64_t ahead = tiles == 1 ? kIntegerPrefetch : pass.group1;
+        pass.fetch = a.weight + (block * a.groups + ahead) * group_bytes;
+        for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += (pass.group1 - pass.group0) * pass.fetch_bytes) {
+            pass.row = tile_row(a.rows, a.tiles, tile);
+            pass.sums = sums + (pass.row - row0) * kIntegerColumns;
+            kernels[tile_row(a.rows, a.tiles, tile + 1) - pass.row](a, pass);
+        }
+    }
+}
+
 void linear_integer(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1) {
-    const IntegerTile* kernels = a.four ? kIntegerTiles.four : kIntegerTiles.eight;
     for (int64_t block = block0; block < block1; ++block) {
-        for (int64_t tile = tile0; tile < tile1; ++tile) {
-            const int64_t row = tile_row(a.rows, a.tiles, tile);
-            kernels[tile_row(a.rows, a.tiles, tile + 1) - row](a, row, block);
+        for (int64_t tile = tile0; tile < tile1; tile += kTilesAtOnce) {
+            multiply_block(a, tile, min64(tile1, tile + kTilesAtOnce), block);
         }
     }
 }
@@ -183,8 +269,4 @@ void embedding_integer(const IntegerEmbeddingArgs& a, int64_t row0, int64_t row1
             }
         }
     }
-}
-
-constexpr IntegerKernels integer_table(const char* name) {
-    return {name, kIntegerRows, linear_integer, quantize_rows, embedding_integer};
 }

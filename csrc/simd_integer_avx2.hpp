@@ -8,11 +8,41 @@ constexpr int kIntegerPrefetch = 4; // groups ahead in the stream of weights
 
 inline Dots dzero() { return _mm256_setzero_si256(); }
 inline Dots dset(int32_t x) { return _mm256_set1_epi32(x); }
+inline Dots dadd(Dots a, Dots b) { return _mm256_add_epi32(a, b); }
 inline Bytes dload(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline Bytes dlow(Bytes b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
 inline Bytes dhigh(Bytes b) { return _mm256_and_si256(_mm256_srli_epi16(b, 4), _mm256_set1_epi8(15)); }
+// The lowest 4 or 8 bits of each word, 8 bits as value + 128, and the bits above them.
+inline Vec dwide4(Bytes b) { return _mm256_cvtepi32_ps(_mm256_and_si256(b, _mm256_set1_epi32(15))); }
+inline Vec dwide8(Bytes b) {
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(b, _mm256_set1_epi32(255)), _mm256_set1_epi32(128)));
+}
+inline Bytes dnext4(Bytes b) { return _mm256_srli_epi32(b, 4); }
+inline Bytes dnext8(Bytes b) { return _mm256_srli_epi32(b, 8); }
 inline Vec dfloat(Dots d) { return _mm256_cvtepi32_ps(d); }
 inline Vec vload_half(const char* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline void vstore_half(char* p, Vec v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+// The largest magnitude, as its bits.
+inline uint32_t dlargest(const Vec (&x)[4]) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
+    __m256i largest = _mm256_and_si256(_mm256_castps_si256(x[0]), magnitude);
+    for (int v = 1; v < 4; ++v) largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(x[v]), magnitude));
+    __m128i half = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4E));
+    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0xB1));
+    return static_cast<uint32_t>(_mm_cvtsi128_si32(half));
+}
+// Whole numbers from -127 to 127 as signed bytes.
+inline void dstore_bytes(char* p, const Vec (&x)[4]) {
+    const __m256i low = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
+    const __m256i high = _mm256_packs_epi32(_mm256_cvtps_epi32(x[2]), _mm256_cvtps_epi32(x[3]));
+    const __m256i order = _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0); // packing works on each half of a register
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bytes);
+}
 
 #ifdef OCTAVO_VNNI
 

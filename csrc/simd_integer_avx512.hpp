@@ -8,11 +8,36 @@ constexpr int kIntegerPrefetch = 4; // groups ahead in the stream of weights
 
 inline Dots dzero() { return _mm512_setzero_si512(); }
 inline Dots dset(int32_t x) { return _mm512_set1_epi32(x); }
+inline Dots dadd(Dots a, Dots b) { return _mm512_add_epi32(a, b); }
 inline Bytes dload(const char* p) { return _mm512_loadu_si512(p); }
 inline Bytes dlow(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
 inline Bytes dhigh(Bytes b) { return _mm512_and_si512(_mm512_srli_epi16(b, 4), _mm512_set1_epi8(15)); }
+// The lowest 4 or 8 bits of each word, 8 bits as value + 128, and the bits above them.
+inline Vec dwide4(Bytes b) { return _mm512_cvtepi32_ps(_mm512_and_si512(b, _mm512_set1_epi32(15))); }
+inline Vec dwide8(Bytes b) {
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_and_si512(b, _mm512_set1_epi32(255)), _mm512_set1_epi32(128)));
+}
+inline Bytes dnext4(Bytes b) { return _mm512_srli_epi32(b, 4); }
+inline Bytes dnext8(Bytes b) { return _mm512_srli_epi32(b, 8); }
 inline Vec dfloat(Dots d) { return _mm512_cvtepi32_ps(d); }
 inline Vec vload_half(const char* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline void vstore_half(char* p, Vec v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+// The largest magnitude, as its bits.
+inline uint32_t dlargest(const Vec (&x)[2]) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+    const __m512i a = _mm512_and_si512(_mm512_castps_si512(x[0]), magnitude);
+    const __m512i b = _mm512_and_si512(_mm512_castps_si512(x[1]), magnitude);
+    return static_cast<uint32_t>(_mm512_reduce_max_epi32(_mm512_max_epi32(a, b)));
+}
+// Whole numbers from -127 to 127 as signed bytes.
+inline void dstore_bytes(char* p, const Vec (&x)[2]) {
+    for (int v = 0; v < 2; ++v) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + v, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x[v])));
+    }
+}
 
 #ifdef OCTAVO_VNNI
 

@@ -9,6 +9,7 @@ constexpr int kIntegerPrefetch = 4; // groups ahead in the stream of weights
 
 inline Dots dset(int32_t x) { return Dots{x, x, x, x}; }
 inline Dots dzero() { return dset(0); }
+inline Dots dadd(Dots a, Dots b) { return a + b; }
 inline Bytes dload(const char* p) {
     Bytes b;
     __builtin_memcpy(&b, p, sizeof b);
@@ -16,9 +17,34 @@ inline Bytes dload(const char* p) {
 }
 inline Bytes dlow(Bytes b) { return b & 0x0F0F0F0Fu; }
 inline Bytes dhigh(Bytes b) { return (b >> 4) & 0x0F0F0F0Fu; }
+// The lowest 4 or 8 bits of each word, 8 bits as value + 128, and the bits above them.
+inline Vec dwide4(Bytes b) { return __builtin_convertvector(reinterpret_cast<Dots>(b & 15u), Vec); }
+inline Vec dwide8(Bytes b) { return __builtin_convertvector(reinterpret_cast<Dots>(b & 255u) - 128, Vec); }
+inline Bytes dnext4(Bytes b) { return b >> 4; }
+inline Bytes dnext8(Bytes b) { return b >> 8; }
 inline Vec dfloat(Dots d) { return __builtin_convertvector(d, Vec); }
 inline Vec vload_half(const char* p) {
     return Vec{half_to_float(p), half_to_float(p + 2), half_to_float(p + 4), half_to_float(p + 6)};
+}
+inline void vstore_half(char* p, Vec v) {
+    for (int i = 0; i < W; ++i) {
+        const uint16_t half = float_to_half(v[i]);
+        __builtin_memcpy(p + 2 * i, &half, sizeof half);
+    }
+}
+
+// The largest magnitude, as its bits.
+inline uint32_t dlargest(const Vec (&x)[8]) {
+    uint32_t largest = 0;
+    for (const Vec& v : x) {
+        const WordVec magnitudes = reinterpret_cast<WordVec>(v) & 0x7FFFFFFFu;
+        for (int i = 0; i < W; ++i) largest = magnitudes[i] > largest ? magnitudes[i] : largest;
+    }
+    return largest;
+}
+// Whole numbers from -127 to 127 as signed bytes.
+inline void dstore_bytes(char* p, const Vec (&x)[8]) {
+    for (int i = 0; i < kGroup; ++i) p[i] = static_cast<char>(static_cast<int32_t>(x[i / W][i % W]));
 }
 
 struct Quad {

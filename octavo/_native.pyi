@@ -23,6 +23,17 @@ def peak(
     """The instruction that multiplies "fp32", "bf16" or "int8" with an instruction set, and operations a second of all threads
     together; a product and a sum are two."""
 
+def quantize(
+    matrix: np.ndarray,
+    values: np.ndarray,
+    scales: np.ndarray,
+    minimums: np.ndarray | None,
+    isa: str,
+    num_threads: int,
+) -> None:
+    """float32, or bfloat16 as uint16 -> the arrays of Int4Group where there are minimums, else of Int8Group; values as uint8,
+    scales and minimums as uint16. ValueError if sizes disagree or a weight cannot be had."""
+
 def dequantize(type: int, data: np.ndarray, out: np.ndarray, num_threads: int) -> None:
     """Unpack GGUF blocks of ggml type ``type`` into float32, or into bfloat16 seen as uint16."""
 
@@ -107,10 +118,12 @@ class Device:
     def replay(self, program: Program, inputs: Sequence[np.ndarray]) -> None:
         """Copy the inputs in and run the program's ops. Its results are then those of these inputs."""
     def pack(self, weight: np.ndarray) -> PackedWeight: ...
-    def pack_int8(self, values: np.ndarray, scales: np.ndarray) -> IntegerWeight:
+    def pack_int8(self, values: np.ndarray, scales: np.ndarray, *, quantized_activations: bool) -> IntegerWeight:
         """int8[rows, columns]; float16 as uint16[rows, columns / 32]."""
 
-    def pack_int4(self, packed: np.ndarray, scales: np.ndarray, minimums: np.ndarray) -> IntegerWeight:
+    def pack_int4(
+        self, packed: np.ndarray, scales: np.ndarray, minimums: np.ndarray, *, quantized_activations: bool
+    ) -> IntegerWeight:
         """uint8[rows, columns / 2]; float16 as uint16[rows, columns / 32] twice."""
 
     def embedding(self, ids: np.ndarray, table: PackedWeight | IntegerWeight) -> np.ndarray: ...

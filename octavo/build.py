@@ -18,6 +18,7 @@ from octavo.layers.loader import WeightFormat
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.models import Model, load_model
 from octavo.quant.gguf import Dequantize, dequantize
+from octavo.quant.integer import Quantize, quantize
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.hub import resolve_model
 from octavo.worker.model_runner import ModelRunner
@@ -136,6 +137,7 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
             backend,
             max_model_len=max_model_len,
             weight_format=weight_format,
+            quantize=_quantizer(config),
             progress=lambda fraction: watch.progress("load weights", fraction),
         )
     with watch.phase("allocate kv cache"):
@@ -144,7 +146,7 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
         num_blocks = resolve_num_blocks(
             config, spec, max_model_len=max_model_len, memory=memory_before, weight_bytes=weight_bytes
         )
-        name = f"{checkpoint.path}:{weight_format}"
+        name = f"{checkpoint.path}:{weight_format}:{config.quantized_activations}"
         kv, cache = make_kv_cache(config, spec, backend, max_model_len=max_model_len, num_blocks=num_blocks, namespace=name)
     return Parts(backend, model, checkpoint.config, kv, cache, max_model_len, weight_format)
 
@@ -249,6 +251,16 @@ def _dequantizer(config: EngineConfig) -> Dequantize:
     return native_dequantize(config.num_threads or default_threads())
 
 
+def _quantizer(config: EngineConfig) -> Quantize:
+    """What makes integers of plain weights: native code where it is there anyway."""
+    if config.backend == "reference":
+        return quantize
+    from octavo.backends.cpu.quantize import native_quantize
+    from octavo.backends.cpu.topology import default_threads
+
+    return native_quantize(config.num_threads or default_threads(), isa=config.isa)
+
+
 def make_backend(config: EngineConfig, dtype: str) -> Backend:
     """The one backend of this engine, by name.
 
@@ -258,11 +270,16 @@ def make_backend(config: EngineConfig, dtype: str) -> Backend:
     if config.backend == "reference":
         from octavo.backends.reference.backend import ReferenceBackend
 
-        return ReferenceBackend(compute_dtype=dtype)
+        return ReferenceBackend(compute_dtype=dtype, quantized_activations=config.quantized_activations)
     from octavo.backends.cpu.backend import CpuBackend
 
     try:
-        return CpuBackend(compute_dtype=dtype, isa=config.isa, num_threads=config.num_threads)
+        return CpuBackend(
+            compute_dtype=dtype,
+            isa=config.isa,
+            num_threads=config.num_threads,
+            quantized_activations=config.quantized_activations,
+        )
     except ImportError as error:
         raise ConfigError(f"the native kernels are not built: run `pip install .` or `make native` ({error})") from error
     except ValueError as error:

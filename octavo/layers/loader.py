@@ -12,7 +12,7 @@ import numpy as np
 
 from octavo.backends.base import Array, Backend, Weight
 from octavo.config import ConfigError
-from octavo.quant.integer import as_int8, quantize_int4, quantize_int8
+from octavo.quant.integer import Quantize, quantize
 from octavo.quant.layouts import GROUP, Dense, Int4Group, Int8Group, Integer, concatenate
 from octavo.weights.source import DTYPES, WeightSource
 
@@ -29,6 +29,7 @@ class Loader:
     source: WeightSource
     backend: Backend
     weight_format: WeightFormat = "plain"
+    quantize: Quantize = quantize
 
     def matrix(self, names: Sequence[str], *, rows: Sequence[int], columns: int, vocabulary: bool = False) -> Weight:
         """The matrices [rows[i], columns] stacked in order -> one packed weight [sum(rows), columns]. ``vocabulary``: of token
@@ -60,7 +61,7 @@ class Loader:
             return None
         shapes = [(count, columns) for count in rows]
         if self.weight_format == "stored":
-            return _stacked([self.source.integer(name, shape=shape) for name, shape in zip(names, shapes, strict=True)])
+            return self._stacked([self.source.integer(name, shape=shape) for name, shape in zip(names, shapes, strict=True)])
         four = self.weight_format == "int4" and not vocabulary
         return concatenate([self._quantized(name, shape, four=four) for name, shape in zip(names, shapes, strict=True)])
 
@@ -76,16 +77,15 @@ class Loader:
             return stored
         plain = self.source.dense(name, shape=shape, dtype=self.backend.compute_dtype).array
         try:
-            return quantize_int4(plain) if four else quantize_int8(plain)
+            return self.quantize(plain, 4 if four else 8)
         except ValueError as error:
             raise ConfigError(f"tensor {name!r} cannot be quantized ({error}): use --quantization none") from error
 
-
-def _stacked(parts: Sequence[Integer | None]) -> Integer | None:
-    """In one layout: the parts' own, or 8 bits where they differ; None where one is stored as plain numbers."""
-    integers = [part for part in parts if part is not None]
-    if len(integers) < len(parts):
-        return None
-    if len({type(part) for part in integers}) > 1:
-        return concatenate([as_int8(part) for part in integers])
-    return concatenate(integers)
+    def _stacked(self, parts: Sequence[Integer | None]) -> Integer | None:
+        """In one layout: the parts' own, or 8 bits where they differ; None where one is stored as plain numbers."""
+        integers = [part for part in parts if part is not None]
+        if len(integers) < len(parts):
+            return None
+        if len({type(part) for part in integers}) > 1:
+            integers = [part if isinstance(part, Int8Group) else self.quantize(part.dequantize(), 8) for part in integers]
+        return concatenate(integers)

@@ -10,6 +10,7 @@ from octavo.backends.base import Array, Backend, Batch, KVCache
 from octavo.config import ConfigError, ModelConfig
 from octavo.layers.loader import Loader, WeightFormat
 from octavo.models.llama import LlamaModel
+from octavo.quant.integer import Quantize, quantize
 from octavo.weights.source import WeightSource
 
 REGISTRY = {
@@ -40,9 +41,11 @@ def load_model(
     *,
     max_model_len: int,
     weight_format: WeightFormat = "plain",
+    quantize: Quantize = quantize,
     progress: Callable[[float], None] | None = None,
 ) -> Model:
-    """Load a model for sequences of up to ``max_model_len`` tokens. ``progress`` hears the fraction done, rising to 1.
+    """Load a model for sequences of up to ``max_model_len`` tokens. ``quantize`` makes integers of plain
+    numbers where the ``weight_format`` asks for that. ``progress`` hears the fraction done, rising to 1.
 
     Raises ``ConfigError`` for an unknown architecture, for tensors that are missing or of another shape, and for tensors that
     cannot be had in the ``weight_format``.
@@ -51,5 +54,5 @@ def load_model(
         known = ", ".join(sorted(REGISTRY))
         raise ConfigError(f"architecture {config.architecture!r} is not supported; these are: {known}")
     family = REGISTRY[config.architecture]
-    loader = Loader(source, backend, weight_format)
+    loader = Loader(source, backend, weight_format, quantize)
     return family(config, loader, max_model_len=max_model_len, progress=progress or (lambda _: None))

@@ -1,14 +1,22 @@
 """Quantizes matrices to the integer layouts, group by group, without data.
 
 Knows arrays only. Values are chosen for the scales that are stored, float16, so rounding a scale costs no accuracy of its
-own. The invariant: a group's result depends on that group alone.
+own. The invariant: a group's result depends on that group alone. Sums have a fixed order, so that native code
+(``octavo.backends.cpu.quantize``) can give the same bits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 import numpy as np
 
 from octavo.quant.layouts import GROUP, Int4Group, Int8Group, Integer
+
+Bits = Literal[4, 8]
+
+Quantize = Callable[[np.ndarray, Bits], Integer]
+"""float32 or bfloat16 [out_features, in_features] -> ``Int4Group`` or ``Int8Group``. Raises ``ValueError`` for what cannot be
+done."""
 
 _CHUNK = 1 << 17
 """Values quantized at once: the intermediate arrays stay in the second-level cache."""
@@ -20,9 +28,14 @@ _SMALLEST = np.float32(2.0**-24)
 """The smallest float16: a scale is never rounded to nothing while its group has values."""
 
 
+def quantize(matrix: np.ndarray, bits: Bits) -> Integer:
+    """The ``Quantize`` that defines the others."""
+    return quantize_int4(matrix) if bits == 4 else quantize_int8(matrix)
+
+
 def quantize_int8(matrix: np.ndarray) -> Int8Group:
     """float32 or bfloat16 [out_features, in_features] -> symmetric 8 bits. Raises ``ValueError`` for what cannot be done."""
-    _check(matrix)
+    check_groups(matrix)
     rows, columns = matrix.shape
     values = np.empty((rows * columns // GROUP, GROUP), np.int8)
     scales = np.empty(len(values), np.float16)
@@ -37,7 +50,7 @@ def quantize_int8(matrix: np.ndarray) -> Int8Group:
 def quantize_int4(matrix: np.ndarray) -> Int4Group:
     """float32 or bfloat16 [out_features, in_features] -> 4 bits with a minimum: of a few ranges, the one whose squared error
     is least for each group. Raises ``ValueError`` for what cannot be done."""
-    _check(matrix)
+    check_groups(matrix)
     rows, columns = matrix.shape
     packed = np.empty((rows * columns // GROUP, GROUP // 2), np.uint8)
     scales = np.empty(len(packed), np.float16)
@@ -50,12 +63,8 @@ def quantize_int4(matrix: np.ndarray) -> Int4Group:
     return Int4Group(packed.reshape(rows, -1), scales.reshape(rows, -1), minimums.reshape(rows, -1))
 
 
-def as_int8(layout: Integer) -> Int8Group:
-    """The same weights in 8 bits, to be stacked with others."""
-    return layout if isinstance(layout, Int8Group) else quantize_int8(layout.dequantize())
-
-
-def _check(matrix: np.ndarray) -> None:
+def check_groups(matrix: np.ndarray) -> None:
+    """Raises ``ValueError`` unless this is a matrix whose rows are whole groups."""
     if matrix.ndim != 2 or matrix.shape[1] % GROUP:
         raise ValueError(f"the inputs of a matrix of shape {list(matrix.shape)} are not groups of {GROUP}")
 
@@ -87,7 +96,7 @@ def _inverse(scale: np.ndarray) -> np.ndarray:
 
 def _best_int4(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """float32[n, GROUP] -> (values float32[n, GROUP], scales float32[n], minimums float32[n])"""
-    low, high = groups.min(axis=1), groups.max(axis=1)
+    low, high = groups.min(axis=1) + np.float32(0), groups.max(axis=1) + np.float32(0)  # -0 becomes 0
     middle, half = (low + high) / 2, (high - low) / 2
     quants, scale, minimum = _int4(groups, half * np.float32(2 / 15), low)
     error = _squared_error(groups, quants, scale, minimum)
@@ -118,10 +127,9 @@ def _int4(groups: np.ndarray, scale: np.ndarray, minimum: np.ndarray) -> tuple[n
 
 def _fitted(groups: np.ndarray, quants: np.ndarray, scale: np.ndarray, minimum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The scale and minimum that suit the values best: a linear regression for each group."""
-    mean, middle = groups.mean(axis=1), quants.mean(axis=1)
+    mean, middle = _total(groups) / np.float32(GROUP), _total(quants) / np.float32(GROUP)
     around = quants - middle[:, None]
-    variance = np.einsum("ij,ij->i", around, around)
-    covariance = np.einsum("ij,ij->i", around, groups)
+    variance, covariance = _total(around * around), _total(around * groups)
     usable = (variance > 0) & (covariance > 0)
     slope = np.divide(covariance, variance, out=scale.copy(), where=usable)
     return slope, np.where(usable, mean - slope * middle, minimum)
@@ -131,5 +139,11 @@ def _squared_error(groups: np.ndarray, quants: np.ndarray, scale: np.ndarray, mi
     wrong = quants * scale[:, None]
     wrong += minimum[:, None]
     wrong -= groups
-    error: np.ndarray = np.einsum("ij,ij->i", wrong, wrong)
-    return error
+    return _total(wrong * wrong)
+
+
+def _total(terms: np.ndarray) -> np.ndarray:
+    """float32[n, GROUP] -> the sums float32[n]; halves are added until one is left."""
+    while (half := terms.shape[1] // 2) > 0:
+        terms = terms[:, :half] + terms[:, half:]
+    return terms[:, 0]

@@ -149,10 +149,11 @@ class DummySource:
     """Random weights that depend on the seed, the name and the shape alone: for trying a model without its weights.
 
     Matrices are uniform with variance 1 / in_features, so that activations keep their size through the layers; norm weights
-    are 1; biases are small.
+    are 1; biases are small. Random numbers are drawn for the first part of a tensor and repeated, since drawing them takes
+    far longer than writing them: rows differ, because the part's length is no multiple of theirs.
     """
 
-    _CHUNK = 1 << 20
+    _DRAWN = 1_000_003  # a prime
 
     def __init__(self, *, seed: int = 0) -> None:
         self._seed = seed
@@ -171,9 +172,11 @@ class DummySource:
         digest = hashlib.sha256(f"{self._seed}:{name}:{out.shape}".encode()).digest()
         random = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
         flat = out.reshape(-1)
-        for start in range(0, flat.size, self._CHUNK):
-            part = flat[start : start + self._CHUNK]
-            part[...] = (random.random(part.size, np.float32) - np.float32(0.5)) * width
+        drawn = flat[: self._DRAWN]
+        drawn[...] = (random.random(drawn.size, np.float32) - np.float32(0.5)) * width
+        for start in range(drawn.size, flat.size, drawn.size):
+            part = flat[start : start + drawn.size]
+            part[...] = drawn[: part.size]
 
     def dense(self, name: str, *, shape: tuple[int, int], dtype: str) -> Dense:
         out = np.empty(shape, DTYPES[dtype])

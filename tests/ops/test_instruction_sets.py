@@ -12,8 +12,8 @@ from octavo.backends.cpu.backend import CpuBackend
 from tests.ops.devices import ISAS
 
 KNOWN = {"generic", "avx2", "avx512", "avx512_bf16", "amx"}
-INTEGER = {"avx2", "avx2_vnni", "avx512", "avx512_vnni"}
-CEILINGS = INTEGER | {"avx512_bf16", "amx"}
+INTEGER = {"avx2", "avx2_vnni", "avx512", "avx512_vnni", "amx"}
+CEILINGS = INTEGER | {"avx512_bf16"}
 OWN_FLAGS = (
     {f"isa_{name}.cpp" for name in KNOWN - {"generic"}}
     | {f"integer_{name}.cpp" for name in INTEGER}

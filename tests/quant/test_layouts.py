@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.quant.integer import as_int8, quantize_int4, quantize_int8
+from octavo.quant.integer import quantize_int4, quantize_int8
 from octavo.quant.layouts import Dense, Int4Group, Int8Group, Integer, concatenate
 
 SEEDS = st.integers(0, 2**32)
@@ -106,8 +106,6 @@ def test_stacking_different_layouts_needs_a_decision() -> None:
     eight, four = quantize_int8(normal(1, 5, 64)), quantize_int4(normal(2, 5, 64))
     with pytest.raises(ValueError, match="cannot be stacked"):
         concatenate([eight, four])
-    assert as_int8(eight) is eight
-    np.testing.assert_allclose(as_int8(four).dequantize(), four.dequantize(), atol=0.02)
 
 
 @pytest.mark.parametrize(

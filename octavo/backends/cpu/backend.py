@@ -41,6 +41,7 @@ class CpuBackend:
         isa: "auto" for the most capable usable instruction set, or one of ``_native.cpu_features()``; "amx_emulated" computes
             as "amx" would, slowly, on any machine.
         integer_kernels: "auto", or one of ``_native.integer_kernels(isa)``; all of an instruction set give the same bits.
+        quantized_activations: products with integer weights take activations in 8 bits; False: as they are.
         num_threads: None: one for each core that affinity and control group allow.
 
     Raises:
@@ -54,6 +55,7 @@ class CpuBackend:
         isa: str = "auto",
         num_threads: int | None = None,
         integer_kernels: str = "auto",
+        quantized_activations: bool = True,
     ) -> None:
         from octavo import _native
 
@@ -69,6 +71,7 @@ class CpuBackend:
             integer_kernels=integer_kernels,
         )
         self.compute_dtype = compute_dtype
+        self._quantized_activations = quantized_activations
         self.isa: str = self._device.isa
         self.num_threads: int = self._device.num_threads
         self.ops = CpuOps(self._device, _native.HeadShape)
@@ -80,10 +83,15 @@ class CpuBackend:
     def weight(self, layout: Layout) -> "_native.PackedWeight | _native.IntegerWeight":
         """Packed for ``linear`` and ``embedding``; a dense one is rounded to the compute dtype. The layout is not kept."""
         if isinstance(layout, Int8Group):
-            return self._device.pack_int8(np.ascontiguousarray(layout.values), _halves(layout.scales))
+            values, scales = np.ascontiguousarray(layout.values), _halves(layout.scales)
+            return self._device.pack_int8(values, scales, quantized_activations=self._quantized_activations)
         if isinstance(layout, Int4Group):
-            packed = np.ascontiguousarray(layout.packed)
-            return self._device.pack_int4(packed, _halves(layout.scales), _halves(layout.minimums))
+            return self._device.pack_int4(
+                np.ascontiguousarray(layout.packed),
+                _halves(layout.scales),
+                _halves(layout.minimums),
+                quantized_activations=self._quantized_activations,
+            )
         return self._device.pack(np.ascontiguousarray(layout.array))
 
     def tensor(self, array: np.ndarray) -> np.ndarray:

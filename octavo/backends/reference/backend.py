@@ -32,9 +32,10 @@ class ReferenceKVCache:
 
 class ReferenceBackend:
     """All of ``backends.base.Backend`` in numpy. compute_dtype "bfloat16" rounds activations and weights to bfloat16 and still
-    computes in float32."""
+    computes in float32. quantized_activations: as of ``CpuBackend``."""
 
-    def __init__(self, *, compute_dtype: str = "float32") -> None:
+    def __init__(self, *, compute_dtype: str = "float32", quantized_activations: bool = True) -> None:
+        self._quantized_activations = quantized_activations
         self.compute_dtype = compute_dtype
         self.ops = ReferenceOps(act=DTYPES[compute_dtype])
 
@@ -44,7 +45,7 @@ class ReferenceBackend:
     def weight(self, layout: Layout) -> np.ndarray | IntegerWeight:
         """A dense matrix in float32, rounded to the compute dtype; an integer one as it is."""
         if not isinstance(layout, Dense):
-            return IntegerWeight.of(layout)
+            return IntegerWeight.of(layout, quantized_activations=self._quantized_activations)
         rounded: np.ndarray = layout.dequantize().astype(DTYPES[self.compute_dtype]).astype(np.float32)
         return rounded
 

@@ -146,7 +146,6 @@ class Steps:
 
     def _compute(self, batch: Batch) -> None:
         parts = self._parts
-        parts.backend.begin_step()
         hidden = parts.model.forward(batch, parts.cache)
         parts.backend.ops.argmax(parts.model.logits(hidden, batch.logits_rows))
 
