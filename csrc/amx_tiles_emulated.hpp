@@ -17,6 +17,7 @@ inline void tile_configure(const TileConfig& config) {
     tile_state.config = config;
     __builtin_memset(tile_state.data, 0, sizeof tile_state.data);
 }
+inline void tile_fence() {}
 inline void tile_release() { tile_state.config = TileConfig{}; }
 
 inline void tile_zero(int t) { __builtin_memset(tile_state.data[t], 0, sizeof tile_state.data[t]); }

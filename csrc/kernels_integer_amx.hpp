@@ -59,6 +59,7 @@ template <bool kFour> void multiply_integer_tiles(const IntegerLinearArgs& a, in
         const void* lines = w;
         if constexpr (kFour) {
             unpack_nibbles(w, bytes);
+            tile_fence();
             lines = bytes;
         }
         OCTAVO_TILE_ZERO(0);

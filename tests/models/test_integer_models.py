@@ -13,10 +13,11 @@ import torch
 from octavo.backends.base import Backend
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference import ReferenceBackend
-from octavo.config import ConfigError
+from octavo.build import make_backend
+from octavo.config import ConfigError, EngineConfig
 from octavo.layers.loader import Loader, WeightFormat
 from octavo.models import load_model
-from octavo.quant.integer import quantize_int4, quantize_int8
+from octavo.quant.integer import Bits, quantize, quantize_int4, quantize_int8
 from octavo.quant.layouts import Dense, Int4Group, Int8Group, Integer, Layout
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.source import DummySource
@@ -68,6 +69,26 @@ def test_the_demo_model_in_integers_is_close_to_plain_numbers(
     assert isinstance(backend.layouts[0], Int8Group)
     if weight_format == "stored":
         assert backend.num_bytes < 1.01 * smollm2_path.stat().st_size
+
+
+def test_stored_integers_with_activations_as_they_are_give_the_logits_of_plain_numbers(
+    smollm2_path: Path, plain: np.ndarray
+) -> None:
+    backend = CpuBackend(compute_dtype="float32", quantized_activations=False)
+    found = logits_of(smollm2_path, backend, "stored", PROMPT)
+    assert np.abs(found - plain).max() < 1e-3 * plain.std()
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_what_becomes_of_activations_is_the_configurations_choice(name: Any) -> None:
+    weight, x = quantize_int8(np.eye(32, dtype=np.float32)), np.linspace(0.5, 1, 32, dtype=np.float32)[None]
+    results = []
+    for chosen in (True, False):
+        backend = make_backend(EngineConfig(model="x", backend=name, quantized_activations=chosen), "float32")
+        results.append(np.array(backend.ops.linear(x, backend.weight(weight))))
+    exact = x @ weight.dequantize().T
+    np.testing.assert_allclose(results[1], exact, rtol=1e-6)
+    assert np.abs(results[0] - exact).max() > 1e-4
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1"])
@@ -136,6 +157,21 @@ def test_quantizing_when_loading() -> None:
     np.testing.assert_array_equal(kept.dequantize(), again.dequantize())
     with pytest.raises(ConfigError, match=r"'q' has 48 inputs, not a multiple of 32.*--quantization none"):
         layout_of(DummySource(), "int8", columns=48)
+
+
+def test_the_loader_quantizes_with_what_it_is_given() -> None:
+    asked: list[int] = []
+
+    def spy(matrix: np.ndarray, bits: Bits) -> Integer:
+        asked.append(bits)
+        return quantize(matrix, bits)
+
+    loader = Loader(DummySource(), CpuBackend(), "int4", spy)
+    loader.matrix(["q", "k"], rows=[8, 4], columns=64)
+    loader.matrix(["v"], rows=[8], columns=64, vocabulary=True)
+    mixed = Mixed({"q": quantize_int4, "k": quantize_int8})
+    Loader(mixed, CpuBackend(), "stored", spy).matrix(["q", "k"], rows=[8, 4], columns=64)
+    assert asked == [4, 4, 8, 8]
 
 
 def test_a_weight_that_cannot_be_quantized_is_named() -> None:

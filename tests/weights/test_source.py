@@ -112,6 +112,9 @@ def test_dummy_weights_depend_on_seed_name_and_shape_alone() -> None:
     big = DummySource().dense("a.weight", shape=(2048, 1024), dtype="float32").array
     assert abs(float(big.std()) * 32 - 1) < 0.01
     assert abs(float(big.mean())) < 1e-3
+    assert len(np.unique(big, axis=0)) == len(big)
+    longer = DummySource().dense("a.weight", shape=(1100, 1024), dtype="bfloat16").array
+    assert len(np.unique(longer.astype(np.float32), axis=0)) == len(longer)
     rounded = DummySource().dense("a.weight", shape=(64, 32), dtype="bfloat16").array
     exact = DummySource().dense("a.weight", shape=(64, 32), dtype="float32").array
     assert rounded.tobytes() == exact.astype(BF16).tobytes()
