@@ -44,9 +44,8 @@ public:
     void head_norm(nb::handle qkv, nb::handle weight, HeadShape shape, bool keys, float eps);
     void rotary(nb::handle qkv, nb::handle positions, nb::handle cos_sin, HeadShape shape);
 
-    void write_kv(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, HeadShape shape);
-    nb::object attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle query_start, nb::handle seq_lens,
-                         nb::handle tables, HeadShape shape, float scale, int32_t window);
+    nb::object attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, nb::handle query_start,
+                         nb::handle seq_lens, nb::handle tables, HeadShape shape, float scale, int32_t window);
     void copy_blocks(const KVBlocks& cache, nb::handle swap_out, nb::handle swap_in, nb::handle copy);
 
     nb::object argmax(nb::handle logits);
@@ -68,7 +67,7 @@ private:
     nb::object open_output(Args& args, const Array& in, const Weight& weight, nb::handle bias, nb::handle residual);
     void multiply(LinearArgs args, const PackedWeight& weight);
     void stage_activations(LinearArgs& args);
-    bool attend(const AttentionArgs& args, std::vector<AttentionUnit> units);
+    bool attend(const AttentionArgs& args, int64_t sequences);
     // At least so many floats, aligned to a cache line, for the unit that `thread` is working on.
     float* attention_scratch(int thread, size_t floats);
 

@@ -66,15 +66,6 @@ struct HeadsArgs {
     const float* cos_sin;
 };
 
-struct WriteKVArgs {
-    const float* qkv;
-    int64_t stride;
-    const int32_t* slots;
-    void* kv; // one layer: [block][kv_head][k|v][block_size * head_dim]; see kernels_attention.hpp
-    int32_t num_heads, num_kv_heads, head_dim, block_size;
-    bool bf16;
-};
-
 struct GatedArgs {
     const float* gate_up;
     void* out;
@@ -85,7 +76,8 @@ struct GatedArgs {
 struct AttentionArgs {
     const float* qkv;
     int64_t stride;
-    const void* kv; // one layer
+    const int32_t* slots; // of each row; -1: not stored
+    void* kv;             // one layer: [block][kv_head][k|v][block_size * head_dim]; see kernels_attention.hpp
     void* out;
     const int32_t* query_start;
     const int32_t* seq_lens;
@@ -122,14 +114,16 @@ struct KernelTable {
     void (*head_norm)(const HeadsArgs&, int64_t row0, int64_t row1);
     void (*rotary)(const HeadsArgs&, int64_t row0, int64_t row1);
     void (*silu_and_mul)(const GatedArgs&, int64_t row0, int64_t row1);
-    void (*write_kv)(const WriteKVArgs&, int64_t row0, int64_t row1);
 
+    // Stores k and v of rows [row0, row1) in their slots.
+    void (*write_kv)(const AttentionArgs&, int64_t row0, int64_t row1);
     // Floats of scratch that a unit of so many query rows needs.
     int64_t (*attention_scratch)(const AttentionArgs&, int64_t rows);
     // Floats of a unit's state; a multiple of a cache line.
     int64_t (*attention_state)(const AttentionArgs&, int64_t rows);
-    // False: a block id out of range; the unit's output is then not written.
-    bool (*attention)(const AttentionArgs&, const AttentionUnit&, float* scratch);
+    // Computes `count` units with scratch for the largest; stores k and v of a row that is its sequence's only one. False: a
+    // block id out of range; that unit's output is then not written.
+    bool (*attention)(const AttentionArgs&, const AttentionUnit*, int64_t count, float* scratch);
     // Merges `count` states that follow one another at unit.state, in order, and writes the output.
     void (*attention_merge)(const AttentionArgs&, const AttentionUnit&, int64_t count);
 

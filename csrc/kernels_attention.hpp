@@ -1,4 +1,5 @@
-// Paged causal attention with an online softmax, and the KV write. Included inside the instruction set's own namespace.
+// Paged causal attention with an online softmax, and the storing of keys and values. Included inside the instruction set's own
+// namespace.
 //
 // Where block_size and head_dim are multiples of 16, a block holds groups of 16 positions in the form that the products read:
 // keys transposed, [head_dim / 2][16 positions][2] in bf16 and [head_dim][16] in fp32; values in pairs of positions,
@@ -8,6 +9,9 @@
 // positions and starts afresh at every kPartition of them, both aligned to absolute position; the states of partitions are
 // merged in order. A row's arithmetic is the same in any unit: scores in ascending dimension, values in ascending position,
 // tiles in order. Positions that a row does not see are never multiplied into it: whatever lies there cannot matter.
+//
+// Keys and values go from qkv to the cache here too: within the unit where the row is its sequence's only one, as no other unit
+// of this step reads what it wrote and the block is about to be read anyhow; before all units where there are several.
 
 constexpr int kGroups = kTokenTile / kTokenGroup;
 
@@ -21,38 +25,84 @@ inline int64_t value_at(int64_t i, int64_t p, int64_t width, bool bf16) {
     return bf16 ? p / 2 * (2 * width) + i * 2 + p % 2 : p * width + i;
 }
 
-template <class T> inline void put(T* out, float x);
-template <> inline void put<float>(float* out, float x) { *out = x; }
-template <> inline void put<uint16_t>(uint16_t* out, float x) { *out = to_bf16(x); }
+constexpr int64_t kMostDims = 256;
 
-template <class T> inline void write_head(const WriteKVArgs& a, const float* k, const float* v, T* block, int64_t offset) {
-    constexpr bool bf16 = sizeof(T) == 2;
-    const int64_t dim = a.head_dim;
-    T* values = block + a.block_size * dim;
+// A head's row as the cache stores it.
+inline void convert(const float* x, int64_t n, float* out) { __builtin_memcpy(out, x, n * sizeof(float)); }
+inline void convert(const float* x, int64_t n, uint16_t* out) {
+    for (int64_t i = 0; i < n; i += W) vstore_as(out, i, vload_part(x + i, min64(W, n - i)), min64(W, n - i), true);
+}
+
+// Puts a position's keys, and values, into the group where they belong. Touches nothing of the other positions: another thread
+// may be putting those.
+inline void put_keys(const float* k, int64_t dim, int64_t p, float* group) {
+    for (int64_t i = 0; i < dim; ++i) group[key_at(i, p, false)] = k[i];
+}
+inline void put_keys(const uint16_t* k, int64_t dim, int64_t p, uint16_t* group) {
+    for (int64_t i = 0; i < dim; i += 2) __builtin_memcpy(group + key_at(i, p, true), k + i, 2 * sizeof(uint16_t));
+}
+template <class T> inline void put_values(const T* v, int64_t dim, int64_t p, T* group) {
+    for (int64_t i = 0; i < dim; ++i) group[value_at(i, p, dim, sizeof(T) == 2)] = v[i];
+}
+
+// 32 bits divide faster than 64.
+inline int64_t block_at(const AttentionArgs& a, int64_t position) {
+    return static_cast<uint32_t>(position) / static_cast<uint32_t>(a.block_size);
+}
+
+inline int64_t offset_at(const AttentionArgs& a, int64_t position) {
+    return static_cast<uint32_t>(position) % static_cast<uint32_t>(a.block_size);
+}
+
+template <class T> inline void write_head(const AttentionArgs& a, int64_t row, int64_t kv_head) {
+    const int64_t dim = a.head_dim, slot = a.slots[row];
+    if (slot < 0) return;
+    const int64_t offset = offset_at(a, slot);
+    const float* k = a.qkv + row * a.stride + (a.num_heads + kv_head) * dim;
+    T* keys = static_cast<T*>(a.kv) + (block_at(a, slot) * a.num_kv_heads + kv_head) * 2 * a.block_size * dim;
+    T* values = keys + a.block_size * dim;
+    T stored_k[kMostDims], stored_v[kMostDims];
+    convert(k, dim, stored_k);
+    convert(k + a.num_kv_heads * dim, dim, stored_v);
     if (is_grouped(a.block_size, dim)) {
         const int64_t group = offset / kTokenGroup * kTokenGroup * dim, p = offset % kTokenGroup;
-        for (int64_t i = 0; i < dim; ++i) put(block + group + key_at(i, p, bf16), k[i]);
-        for (int64_t i = 0; i < dim; ++i) put(values + group + value_at(i, p, dim, bf16), v[i]);
+        put_keys(stored_k, dim, p, keys + group);
+        put_values(stored_v, dim, p, values + group);
     } else {
-        for (int64_t i = 0; i < dim; ++i) put(block + offset * dim + i, k[i]);
-        for (int64_t i = 0; i < dim; ++i) put(values + offset * dim + i, v[i]);
+        __builtin_memcpy(keys + offset * dim, stored_k, dim * sizeof(T));
+        __builtin_memcpy(values + offset * dim, stored_v, dim * sizeof(T));
     }
 }
 
-void write_kv(const WriteKVArgs& a, int64_t row0, int64_t row1) {
-    const int64_t dim = a.head_dim, elements = 2 * a.block_size * dim;
+void write_kv(const AttentionArgs& a, int64_t row0, int64_t row1) {
     for (int64_t r = row0; r < row1; ++r) {
-        if (a.slots[r] < 0) continue;
-        const int64_t block = a.slots[r] / a.block_size, offset = a.slots[r] % a.block_size;
         for (int64_t h = 0; h < a.num_kv_heads; ++h) {
-            const float* k = a.qkv + r * a.stride + (a.num_heads + h) * dim;
-            const float* v = k + a.num_kv_heads * dim;
-            const int64_t at = (block * a.num_kv_heads + h) * elements;
-            if (a.bf16) write_head(a, k, v, static_cast<uint16_t*>(a.kv) + at, offset);
-            else write_head(a, k, v, static_cast<float*>(a.kv) + at, offset);
+            if (a.kv_bf16) write_head<uint16_t>(a, r, h);
+            else write_head<float>(a, r, h);
         }
     }
 }
+
+// Memory that will be read soon, asked for piece by piece while something else is computed: as a burst it would only wait.
+struct Ahead {
+    const char* pieces[2 * kGroups];
+    const char *next, *end;
+    int64_t bytes; // of a piece; a multiple of 256
+    int count;
+};
+
+template <int kLines> inline __attribute__((always_inline)) void fetch(Ahead& ahead) {
+    if (ahead.next == ahead.end) {
+        if (ahead.count == 0) return;
+        ahead.next = ahead.pieces[--ahead.count];
+        ahead.end = ahead.next + ahead.bytes;
+    }
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.next + 64 * i);
+    ahead.next += 64 * kLines;
+}
+
+// Lines for each step of a panel that takes V vectors at once: so that a tile's are all asked for while another is computed.
+template <int V> constexpr int lines_of() { return V * W >= 64 ? 4 : V * W >= 32 ? 2 : 1; }
 
 // Of each head of a unit: the largest score, the sum of weights, and the values so weighted.
 struct HeadStates {
@@ -64,6 +114,7 @@ struct AttentionScratch {
     float *q, *scores;
     char *k, *v; // a gathered tile
     int64_t heads, width;
+    Ahead* ahead;
 };
 
 inline int64_t padded_dim(int64_t head_dim) { return round_up(head_dim, 16); }
@@ -81,8 +132,9 @@ inline HeadStates states_at(float* memory, int64_t heads, int64_t width) {
     return {memory, memory + heads * width, memory + heads * width + heads};
 }
 
-inline AttentionScratch lay_out(const AttentionArgs& a, const AttentionUnit& u, float* scratch) {
+inline AttentionScratch lay_out(const AttentionArgs& a, const AttentionUnit& u, float* scratch, Ahead& ahead) {
     AttentionScratch s;
+    s.ahead = &ahead;
     const int64_t rows = u.row1 - u.row0, state = attention_state(a, rows);
     s.heads = rows * (a.num_heads / a.num_kv_heads);
     s.width = padded_dim(a.head_dim);
@@ -140,12 +192,13 @@ inline Vec keys_odd(const float* k, int64_t i) { return vload(k + (i + 1) * kTok
 // scores[r][v * W ..] = q[r] . keys, for R rows and V vectors of positions.
 template <class T, int R, int V>
 inline __attribute__((always_inline)) void score_panel(const float* q, int64_t ldq, const T* const* keys, int64_t dim,
-                                                       float* scores) {
+                                                       float* scores, Ahead& ahead) {
     Vec acc[R][V];
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) acc[r][v] = vzero();
     }
     for (int64_t i = 0; i < dim; i += 2) {
+        fetch<lines_of<V>()>(ahead);
         Vec k[V];
         for (int v = 0; v < V; ++v) k[v] = keys_even(keys[v], i);
         for (int r = 0; r < R; ++r) {
@@ -192,7 +245,7 @@ inline __attribute__((always_inline)) void add_position(Vec (&acc)[R][V], const 
 // acc[r][v * W ..] += weights[r] times the values of positions [begin, end) of the tile, ascending.
 template <class T, int R, int V>
 inline __attribute__((always_inline)) void value_panel(const float* weights, const T* const* groups, Columns at, int64_t begin,
-                                                       int64_t end, float* out, int64_t ldo) {
+                                                       int64_t end, float* out, int64_t ldo, Ahead& ahead) {
     Vec acc[R][V];
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) acc[r][v] = vload(out + r * ldo + v * W);
@@ -204,6 +257,7 @@ inline __attribute__((always_inline)) void value_panel(const float* weights, con
         p = g * kTokenGroup + stop;
         if (i % 2) add_position<T, R, V, true>(acc, w, groups[g], i, at), ++i;
         for (; i + 1 < stop; i += 2) {
+            fetch<lines_of<V>()>(ahead);
             add_position<T, R, V, false>(acc, w, groups[g], i, at);
             add_position<T, R, V, true>(acc, w, groups[g], i + 1, at);
         }
@@ -215,15 +269,15 @@ inline __attribute__((always_inline)) void value_panel(const float* weights, con
 }
 
 template <class T, int R, int V> struct ScorePanel {
-    static void run(int64_t row, const float* q, int64_t ldq, const T* const* keys, int64_t dim, float* scores) {
-        score_panel<T, R, V>(q + row * ldq, ldq, keys, dim, scores + row * kTokenTile);
+    static void run(int64_t row, const float* q, int64_t ldq, const T* const* keys, int64_t dim, float* scores, Ahead* ahead) {
+        score_panel<T, R, V>(q + row * ldq, ldq, keys, dim, scores + row * kTokenTile, *ahead);
     }
 };
 
 template <class T, int R, int V> struct ValuePanel {
     static void run(int64_t row, const float* weights, const T* const* groups, Columns at, int64_t begin, int64_t end, float* out,
-                    int64_t ldo) {
-        value_panel<T, R, V>(weights + row * kTokenTile, groups, at, begin, end, out + row * ldo, ldo);
+                    int64_t ldo, Ahead* ahead) {
+        value_panel<T, R, V>(weights + row * kTokenTile, groups, at, begin, end, out + row * ldo, ldo, *ahead);
     }
 };
 
@@ -250,7 +304,7 @@ template <class T> struct Tile {
 };
 
 template <class T> inline const T* block_of(const AttentionArgs& a, const AttentionUnit& u, int64_t position) {
-    const int32_t block = a.tables[u.seq * a.table_width + position / a.block_size];
+    const int32_t block = a.tables[u.seq * a.table_width + block_at(a, position)];
     if (block < 0 || block >= a.num_blocks) return nullptr;
     const int64_t elements = int64_t{2} * a.block_size * a.head_dim;
     return static_cast<const T*>(a.kv) + (static_cast<int64_t>(block) * a.num_kv_heads + u.kv_head) * elements;
@@ -264,7 +318,7 @@ inline bool gather_group(const AttentionArgs& a, const AttentionUnit& u, int64_t
     for (int64_t p = begin; p < end; ++p) {
         const T* block = block_of<T>(a, u, p);
         if (!block) return false;
-        const T* k = block + p % a.block_size * a.head_dim;
+        const T* k = block + offset_at(a, p) * a.head_dim;
         const T* v = k + a.block_size * a.head_dim;
         for (int64_t i = 0; i < a.head_dim; ++i) {
             keys[key_at(i, p - start, bf16)] = k[i];
@@ -286,7 +340,7 @@ inline bool find_tile(const AttentionArgs& a, const AttentionUnit& u, const Atte
         if (grouped) {
             const T* block = block_of<T>(a, u, position);
             if (!block) return false;
-            tile.keys[g] = block + position % a.block_size * a.head_dim;
+            tile.keys[g] = block + offset_at(a, position) * a.head_dim;
             tile.values[g] = tile.keys[g] + a.block_size * a.head_dim;
             continue;
         }
@@ -300,19 +354,52 @@ inline bool find_tile(const AttentionArgs& a, const AttentionUnit& u, const Atte
     return true;
 }
 
-// Asks for the groups of a tile that will be read soon. Blocks that do not exist are passed over.
-template <class T> inline void prefetch_tile(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t end) {
-    const int64_t bytes = kTokenGroup * a.head_dim * static_cast<int64_t>(sizeof(T));
-    for (int64_t p = start; p < min64(end, start + kTokenTile); p += kTokenGroup) {
-        const T* block = block_of<T>(a, u, p);
+// Positions that a unit walks: its first row sees those below first_end, each further row one more.
+struct Reach {
+    int64_t first_end, last_end;
+    int64_t start, stop; // of the walk; start is a multiple of kTokenTile
+};
+
+inline Reach reach_of(const AttentionArgs& a, const AttentionUnit& u) {
+    const int64_t first_end = a.seq_lens[u.seq] - (a.query_start[u.seq + 1] - 1 - u.row0);
+    const int64_t last_end = first_end + (u.row1 - u.row0) - 1;
+    const int64_t begin = a.window > 0 ? max64(0, first_end - a.window) : 0;
+    return {first_end, last_end, max64(begin / kTokenTile * kTokenTile, int64_t{u.part0} * kPartition),
+            min64(last_end, int64_t{u.part1} * kPartition)};
+}
+
+// Aims at the groups of the tile at `start`, the first first. Blocks that do not exist are passed over.
+template <class T> inline void aim(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t stop, Ahead& ahead) {
+    ahead.bytes = kTokenGroup * a.head_dim * static_cast<int64_t>(sizeof(T));
+    ahead.next = ahead.end = nullptr;
+    ahead.count = 0;
+    if (!is_grouped(a.block_size, a.head_dim)) return;
+    const int64_t groups = (min64(stop - start, kTokenTile) + kTokenGroup - 1) / kTokenGroup;
+    const char *keys[kGroups], *values[kGroups];
+    int found = 0;
+    for (int64_t g = 0; g < groups; ++g) {
+        const T* block = block_of<T>(a, u, start + g * kTokenGroup);
         if (!block) continue;
-        const char* keys = reinterpret_cast<const char*>(block + p % a.block_size * a.head_dim);
-        const char* values = keys + static_cast<int64_t>(a.block_size) * a.head_dim * static_cast<int64_t>(sizeof(T));
-        for (int64_t i = 0; i < bytes; i += 64) {
-            __builtin_prefetch(keys + i);
-            __builtin_prefetch(values + i);
-        }
+        keys[found] = reinterpret_cast<const char*>(block + offset_at(a, start + g * kTokenGroup) * a.head_dim);
+        values[found] = keys[found] + a.block_size * a.head_dim * static_cast<int64_t>(sizeof(T));
+        ++found;
     }
+    for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = values[g];
+    for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = keys[g];
+}
+
+// The first tile of a unit, if there is one.
+template <class T> inline void aim_first(const AttentionArgs& a, const AttentionUnit* u, Ahead& ahead) {
+    ahead.next = ahead.end = nullptr;
+    ahead.count = 0;
+    if (!u) return;
+    const Reach reach = reach_of(a, *u);
+    aim<T>(a, *u, reach.start, reach.stop, ahead);
+}
+
+template <class T, int V>
+inline void score_vectors(const AttentionArgs& a, const AttentionScratch& s, const T* const* keys, int64_t v) {
+    over_panels<ScorePanel, T, V>(s.heads, s.q, s.width, keys + v, static_cast<int64_t>(a.head_dim), s.scores + v * W, s.ahead);
 }
 
 template <class T> inline void score_tile(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
@@ -321,12 +408,12 @@ template <class T> inline void score_tile(const AttentionArgs& a, const Attentio
     const int64_t end = tile.count * kPerGroup;
     const T* keys[kTokenTile / W];
     for (int64_t i = v; i < end; ++i) keys[i] = tile.keys[i / kPerGroup] + i % kPerGroup * kLane;
-    for (; v + kAttentionVecs <= end; v += kAttentionVecs) {
-        over_panels<ScorePanel, T, kAttentionVecs>(s.heads, s.q, s.width, keys + v, static_cast<int64_t>(a.head_dim),
-                                                   s.scores + v * W);
-    }
-    for (; v < end; ++v) {
-        over_panels<ScorePanel, T, 1>(s.heads, s.q, s.width, keys + v, static_cast<int64_t>(a.head_dim), s.scores + v * W);
+    for (; v + kAttentionVecs <= end; v += kAttentionVecs) score_vectors<T, kAttentionVecs>(a, s, keys, v);
+    switch (end - v) { // one vector after another would wait for itself
+    case 3: return score_vectors<T, kAttentionVecs < 3 ? 1 : 3>(a, s, keys, v);
+    case 2: return score_vectors<T, kAttentionVecs < 2 ? 1 : 2>(a, s, keys, v);
+    case 1: return score_vectors<T, 1>(a, s, keys, v);
+    default: return;
     }
 }
 
@@ -345,8 +432,12 @@ inline void softmax_row(const HeadStates& state, float* scores, int64_t head, in
         vstore(scores + i, weight);
         sum = vadd(sum, weight);
     }
-    const float shrink = exp_of(old_max - new_max);
     state.max[head] = new_max;
+    if (old_max == -__builtin_inff()) { // nothing yet
+        state.sum[head] = vsum(sum);
+        return;
+    }
+    const float shrink = exp_of(old_max - new_max);
     state.sum[head] = state.sum[head] * shrink + vsum(sum);
     const Vec factor = vset(shrink);
     float* acc = state.acc + head * width;
@@ -372,10 +463,12 @@ inline void add_rows(const AttentionScratch& s, const HeadStates& state, const T
     float* out = state.acc + head * s.width;
     int64_t c = 0;
     for (; c + kAttentionVecs * W <= s.width; c += kAttentionVecs * W) {
-        over_panels<ValuePanel, T, kAttentionVecs>(count, weights, tile.values, Columns{s.width, c}, begin, end, out + c, s.width);
+        over_panels<ValuePanel, T, kAttentionVecs>(count, weights, tile.values, Columns{s.width, c}, begin, end, out + c, s.width,
+                                                    s.ahead);
     }
     for (; c < s.width; c += W) {
-        over_panels<ValuePanel, T, 1>(count, weights, tile.values, Columns{s.width, c}, begin, end, out + c, s.width);
+        over_panels<ValuePanel, T, 1>(count, weights, tile.values, Columns{s.width, c}, begin, end, out + c, s.width,
+                                                    s.ahead);
     }
 }
 
@@ -438,6 +531,7 @@ bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, const Attention
     for (int64_t r = row0; r < row1; ++r) {
         const Span span = seen(a, first_end, r, start);
         for (int64_t h = r * group; h < (r + 1) * group; ++h) {
+            for (int i = 0; i < 6; ++i) fetch<4>(*s.ahead); // a softmax waits for itself: memory need not
             softmax_row(state, s.scores + h * kTokenTile, h, s.width, span.begin, span.end);
         }
     }
@@ -445,34 +539,46 @@ bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, const Attention
     return true;
 }
 
-template <class T> bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s) {
-    // The first row sees positions below first_end; each further row one more.
-    const int64_t first_end = a.seq_lens[u.seq] - (a.query_start[u.seq + 1] - 1 - u.row0);
-    const int64_t last_end = first_end + (u.row1 - u.row0) - 1;
-    const int64_t start = (a.window > 0 ? max64(0, first_end - a.window) : 0) / kTokenTile * kTokenTile;
-    const bool grouped = is_grouped(a.block_size, a.head_dim);
+// `next`: the unit that follows on this thread, or null.
+template <class T>
+bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit* next, const AttentionScratch& s) {
+    const Reach reach = reach_of(a, u);
+    const bool writes = a.query_start[u.seq + 1] - a.query_start[u.seq] == 1;
     clear(s.total, s.heads, s.width);
     bool first = true;
-    for (int64_t p = max64(u.part0, start / kPartition); p < u.part1 && p * kPartition < last_end; ++p) {
+    for (int64_t tile = reach.start; tile < reach.stop; first = false) {
         const HeadStates& state = first ? s.total : s.part;
         if (!first) clear(state, s.heads, s.width);
-        const int64_t end = min64(last_end, (p + 1) * kPartition);
-        for (int64_t tile = max64(start, p * kPartition); tile < end; tile += kTokenTile) {
-            if (grouped && s.heads <= kAttentionRows) prefetch_tile<T>(a, u, tile + kTokenTile, last_end);
-            if (!attend_tile<T>(a, u, s, state, first_end, tile)) return false;
+        const int64_t end = min64(reach.stop, (tile / kPartition + 1) * kPartition);
+        for (; tile < end; tile += kTokenTile) {
+            // Late: by now the block is here.
+            if (writes && tile + kTokenTile >= reach.last_end) write_head<T>(a, u.row0, u.kv_head);
+            if (tile + kTokenTile < reach.stop) aim<T>(a, u, tile + kTokenTile, reach.stop, *s.ahead);
+            else aim_first<T>(a, next, *s.ahead);
+            if (!attend_tile<T>(a, u, s, state, reach.first_end, tile)) return false;
         }
         if (!first) merge(s.total, state, s.heads, s.width);
-        first = false;
     }
     return true;
 }
 
-bool attention(const AttentionArgs& a, const AttentionUnit& u, float* scratch) {
-    const AttentionScratch s = lay_out(a, u, scratch);
-    load_queries(a, u, s);
-    if (!(a.kv_bf16 ? attend<uint16_t>(a, u, s) : attend<float>(a, u, s))) return false;
-    if (!u.state) write_output(a, u, s.total, s.width);
-    return true;
+template <class T> bool attend_all(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
+    Ahead ahead;
+    bool valid = true;
+    aim_first<T>(a, units, ahead);
+    while (ahead.count > 0 || ahead.next != ahead.end) fetch<4>(ahead);
+    for (int64_t i = 0; i < count; ++i) {
+        const AttentionUnit& u = units[i];
+        const AttentionScratch s = lay_out(a, u, scratch, ahead);
+        load_queries(a, u, s);
+        if (!attend<T>(a, u, i + 1 < count ? &units[i + 1] : nullptr, s)) valid = false;
+        else if (!u.state) write_output(a, u, s.total, s.width);
+    }
+    return valid;
+}
+
+bool attention(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
+    return a.kv_bf16 ? attend_all<uint16_t>(a, units, count, scratch) : attend_all<float>(a, units, count, scratch);
 }
 
 void attention_merge(const AttentionArgs& a, const AttentionUnit& u, int64_t count) {

@@ -51,8 +51,8 @@ class AttentionShape:
 class Batch:
     """One step as flat arrays, all int32. Sequence i owns the rows ``query_start[i]:query_start[i + 1]``.
 
-    ``slot_mapping[t]`` = block id * block size + offset, where token t's K and V go. ``seq_lens[i]`` counts the tokens that
-    sequence i's last row sees, itself included. ``logits_rows`` are the rows whose logits are wanted.
+    ``slot_mapping[t]`` = block id * block size + offset, where token t's K and V go; -1: nowhere. ``seq_lens[i]`` counts the
+    tokens that sequence i's last row sees, itself included. ``logits_rows`` are the rows whose logits are wanted.
     """
 
     input_ids: Array
@@ -114,15 +114,14 @@ class Ops(Protocol):
         cos_sin: float32[max positions, head_dim], the first half cosines, the second half sines."""
         ...
 
-    def write_kv(self, cache: KVCache, layer: int, qkv: Array, slot_mapping: Array, shape: AttentionShape) -> None:
-        """Store each token's k and v in its slot."""
-        ...
-
     def attention(
         self, cache: KVCache, layer: int, qkv: Array, batch: Batch, shape: AttentionShape, *, scale: float, window: int | None
     ) -> Array:
-        """Causal attention of every row over its own sequence's blocks, K and V always read from the cache, any mix of query
-        lengths, grouped heads, optional sliding window -> act[T, num_heads * head_dim]."""
+        """Store each row's k and v in its slot; then causal attention of every row over its own sequence's blocks, K and V
+        always read from the cache, any mix of query lengths, grouped heads, optional sliding window
+        -> act[T, num_heads * head_dim].
+
+        A slot that is written in a step is seen by its own sequence alone in that step, at its own position."""
         ...
 
     def silu_and_mul(self, gate_up: Array) -> Array:

@@ -63,19 +63,11 @@ class ReferenceOps:
             heads[..., :half] = first * cos - second * sin
             heads[..., half:] = second * cos + first * sin
 
-    def write_kv(self, cache: Any, layer: int, qkv: np.ndarray, slot_mapping: np.ndarray, shape: AttentionShape) -> None:
-        size = cache.spec.block_size
-        _check_range("slot", slot_mapping, -1, cache.num_blocks * size)
-        _, k, v = _split(qkv, shape)
-        for t, slot in enumerate(slot_mapping):
-            if slot >= 0:
-                cache.device[0, layer, slot // size, :, slot % size] = k[t]
-                cache.device[1, layer, slot // size, :, slot % size] = v[t]
-
     def attention(
         self, cache: Any, layer: int, qkv: np.ndarray, batch: Batch, shape: AttentionShape, *, scale: float, window: int | None
     ) -> np.ndarray:
-        q, _, _ = _split(qkv, shape)
+        q, k, v = _split(qkv, shape)
+        self._store(cache, layer, k, v, batch.slot_mapping)
         out = np.zeros((qkv.shape[0], shape.num_heads, shape.head_dim), np.float32)
         for i, seq_len in enumerate(batch.seq_lens):
             first, last = batch.query_start[i], batch.query_start[i + 1]
@@ -146,6 +138,15 @@ class ReferenceOps:
     def _rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
         normed: np.ndarray = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps)) * weight
         return normed
+
+    @staticmethod
+    def _store(cache: Any, layer: int, k: np.ndarray, v: np.ndarray, slots: np.ndarray) -> None:
+        size = cache.spec.block_size
+        _check_range("slot", slots, -1, cache.num_blocks * size)
+        for t, slot in enumerate(slots):
+            if slot >= 0:
+                cache.device[0, layer, slot // size, :, slot % size] = k[t]
+                cache.device[1, layer, slot // size, :, slot % size] = v[t]
 
     @staticmethod
     def _gather(cache: Any, layer: int, table: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
