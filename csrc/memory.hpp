@@ -1,7 +1,9 @@
 // Large memory: zeroed regions on huge pages, and the forms in which weights and the KV cache lie in it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <thread>
 
 namespace octavo {
 
@@ -15,6 +17,9 @@ public:
 
     char* data() const { return data_; }
     int64_t bytes() const { return bytes_; }
+    // Has the system find the pages of [begin, end) now rather than where they are first written. Contents stay as they are, and
+    // others may write meanwhile. Where the system cannot, nothing happens.
+    void populate(int64_t begin, int64_t end) const;
 
 private:
     void* mapped_;
@@ -37,6 +42,7 @@ struct PackedWeight {
 struct KVBlocks {
     KVBlocks(int64_t num_layers, int64_t num_blocks, int64_t num_host_blocks, int32_t num_kv_heads, int32_t head_dim,
              int32_t block_size, bool bf16);
+    ~KVBlocks();
 
     int64_t layer_block_bytes() const; // of one block in one layer
     char* layer(int64_t index) const { return device.data() + index * num_blocks * layer_block_bytes(); }
@@ -45,6 +51,14 @@ struct KVBlocks {
     int32_t num_kv_heads, head_dim, block_size;
     bool bf16;
     Region device, host;
+
+private:
+    void populate();
+
+    // Finds pages for the blocks that are handed out first, beside whatever else happens while an engine starts: a step that
+    // had to wait for them would be slow, by milliseconds for each 2 MiB on a virtual machine with fresh memory.
+    std::atomic<bool> stopping_{false};
+    std::thread populating_;
 };
 
 } // namespace octavo
