@@ -149,7 +149,8 @@ nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qk
     AttentionArgs args{in.floats(),     in.shape[1],     at.ints(),          cache.layer(layer), data,
                        start.ints(),    lens.ints(),     blocks.ints(),      blocks.shape[1],
                        shape.num_heads, shape.num_kv_heads, shape.head_dim,  cache.block_size,
-                       static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)), window, scale, cache.bf16, act_bf16_};
+                       static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)), cache.head_bytes(), window, scale,
+                       cache.type, act_bf16_};
     const bool valid = attend(args, lens.shape[0]);
     check(valid, "block id out of range in block_tables");
     return out;

@@ -73,20 +73,24 @@ struct GatedArgs {
     bool out_bf16;
 };
 
+enum class KVType { fp32, bf16, int8 };
+
 struct AttentionArgs {
     const float* qkv;
     int64_t stride;
     const int32_t* slots; // of each row; -1: not stored
-    void* kv;             // one layer: [block][kv_head][k|v][block_size * head_dim]; see kernels_attention.hpp
+    void* kv;             // one layer: [block][kv_head] of head_bytes each; see kernels_kv.hpp
     void* out;
     const int32_t* query_start;
     const int32_t* seq_lens;
     const int32_t* tables;
     int64_t table_width;
     int32_t num_heads, num_kv_heads, head_dim, block_size, num_blocks;
-    int32_t window; // 0: none
+    int64_t head_bytes; // of one kv head in a block
+    int32_t window;     // 0: none
     float scale;
-    bool kv_bf16, out_bf16;
+    KVType kv_type;
+    bool out_bf16;
 };
 
 // The rows [row0, row1) of the step, all of sequence seq, and the query heads of one kv head, over the kPartition-sized

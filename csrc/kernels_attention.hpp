@@ -1,87 +1,14 @@
-// Paged causal attention with an online softmax, and the storing of keys and values. Included inside the instruction set's own
-// namespace.
-//
-// Where block_size and head_dim are multiples of 16, a block holds groups of 16 positions in the form that the products read:
-// keys transposed, [head_dim / 2][16 positions][2] in bf16 and [head_dim][16] in fp32; values in pairs of positions,
-// [8 pairs][head_dim][2] in bf16 and [16][head_dim] in fp32. Other blocks hold plain rows, which are gathered into such groups.
+// Paged causal attention with an online softmax. Included inside the instruction set's own namespace, after kernels_kv.hpp.
 //
 // A unit is a few query rows of one sequence with all query heads of one kv head. It walks the sequence in tiles of kTokenTile
 // positions and starts afresh at every kPartition of them, both aligned to absolute position; the states of partitions are
 // merged in order. A row's arithmetic is the same in any unit: scores in ascending dimension, values in ascending position,
 // tiles in order. Positions that a row does not see are never multiplied into it: whatever lies there cannot matter.
 //
+// int8 keys and values are multiplied as they are: a key's scale goes into its score, a value's into its weight.
+//
 // Keys and values go from qkv to the cache here too: within the unit where the row is its sequence's only one, as no other unit
 // of this step reads what it wrote and the block is about to be read anyhow; before all units where there are several.
-
-constexpr int kGroups = kTokenTile / kTokenGroup;
-
-inline bool is_grouped(int64_t block_size, int64_t head_dim) { return block_size % kTokenGroup == 0 && head_dim % 16 == 0; }
-
-// Element i of the keys, and of the values, of a group's position p.
-inline int64_t key_at(int64_t i, int64_t p, bool bf16) {
-    return bf16 ? i / 2 * (2 * kTokenGroup) + p * 2 + i % 2 : i * kTokenGroup + p;
-}
-inline int64_t value_at(int64_t i, int64_t p, int64_t width, bool bf16) {
-    return bf16 ? p / 2 * (2 * width) + i * 2 + p % 2 : p * width + i;
-}
-
-constexpr int64_t kMostDims = 256;
-
-// A head's row as the cache stores it.
-inline void convert(const float* x, int64_t n, float* out) { __builtin_memcpy(out, x, n * sizeof(float)); }
-inline void convert(const float* x, int64_t n, uint16_t* out) {
-    for (int64_t i = 0; i < n; i += W) vstore_as(out, i, vload_part(x + i, min64(W, n - i)), min64(W, n - i), true);
-}
-
-// Puts a position's keys, and values, into the group where they belong. Touches nothing of the other positions: another thread
-// may be putting those.
-inline void put_keys(const float* k, int64_t dim, int64_t p, float* group) {
-    for (int64_t i = 0; i < dim; ++i) group[key_at(i, p, false)] = k[i];
-}
-inline void put_keys(const uint16_t* k, int64_t dim, int64_t p, uint16_t* group) {
-    for (int64_t i = 0; i < dim; i += 2) __builtin_memcpy(group + key_at(i, p, true), k + i, 2 * sizeof(uint16_t));
-}
-template <class T> inline void put_values(const T* v, int64_t dim, int64_t p, T* group) {
-    for (int64_t i = 0; i < dim; ++i) group[value_at(i, p, dim, sizeof(T) == 2)] = v[i];
-}
-
-// 32 bits divide faster than 64.
-inline int64_t block_at(const AttentionArgs& a, int64_t position) {
-    return static_cast<uint32_t>(position) / static_cast<uint32_t>(a.block_size);
-}
-
-inline int64_t offset_at(const AttentionArgs& a, int64_t position) {
-    return static_cast<uint32_t>(position) % static_cast<uint32_t>(a.block_size);
-}
-
-template <class T> inline void write_head(const AttentionArgs& a, int64_t row, int64_t kv_head) {
-    const int64_t dim = a.head_dim, slot = a.slots[row];
-    if (slot < 0) return;
-    const int64_t offset = offset_at(a, slot);
-    const float* k = a.qkv + row * a.stride + (a.num_heads + kv_head) * dim;
-    T* keys = static_cast<T*>(a.kv) + (block_at(a, slot) * a.num_kv_heads + kv_head) * 2 * a.block_size * dim;
-    T* values = keys + a.block_size * dim;
-    T stored_k[kMostDims], stored_v[kMostDims];
-    convert(k, dim, stored_k);
-    convert(k + a.num_kv_heads * dim, dim, stored_v);
-    if (is_grouped(a.block_size, dim)) {
-        const int64_t group = offset / kTokenGroup * kTokenGroup * dim, p = offset % kTokenGroup;
-        put_keys(stored_k, dim, p, keys + group);
-        put_values(stored_v, dim, p, values + group);
-    } else {
-        __builtin_memcpy(keys + offset * dim, stored_k, dim * sizeof(T));
-        __builtin_memcpy(values + offset * dim, stored_v, dim * sizeof(T));
-    }
-}
-
-void write_kv(const AttentionArgs& a, int64_t row0, int64_t row1) {
-    for (int64_t r = row0; r < row1; ++r) {
-        for (int64_t h = 0; h < a.num_kv_heads; ++h) {
-            if (a.kv_bf16) write_head<uint16_t>(a, r, h);
-            else write_head<float>(a, r, h);
-        }
-    }
-}
 
 // Memory that will be read soon, asked for piece by piece while something else is computed: as a burst it would only wait.
 struct Ahead {
@@ -112,7 +39,7 @@ struct HeadStates {
 struct AttentionScratch {
     HeadStates total, part;
     float *q, *scores;
-    char *k, *v; // a gathered tile
+    Gathered gathered;
     int64_t heads, width;
     Ahead* ahead;
 };
@@ -125,7 +52,7 @@ int64_t attention_state(const AttentionArgs& a, int64_t rows) {
 
 int64_t attention_scratch(const AttentionArgs& a, int64_t rows) {
     const int64_t heads = rows * (a.num_heads / a.num_kv_heads), width = padded_dim(a.head_dim);
-    return 2 * attention_state(a, rows) + heads * (width + kTokenTile) + 2 * kTokenTile * width;
+    return 2 * attention_state(a, rows) + heads * (width + kTokenTile) + 2 * kTokenTile * (width + 1);
 }
 
 inline HeadStates states_at(float* memory, int64_t heads, int64_t width) {
@@ -138,9 +65,10 @@ inline AttentionScratch lay_out(const AttentionArgs& a, const AttentionUnit& u, 
     const int64_t rows = u.row1 - u.row0, state = attention_state(a, rows);
     s.heads = rows * (a.num_heads / a.num_kv_heads);
     s.width = padded_dim(a.head_dim);
-    s.k = reinterpret_cast<char*>(scratch);
-    s.v = reinterpret_cast<char*>(scratch + kTokenTile * s.width);
-    s.q = scratch + 2 * kTokenTile * s.width;
+    float* values = scratch + kTokenTile * s.width;
+    float* scales = values + kTokenTile * s.width;
+    s.gathered = {reinterpret_cast<char*>(scratch), reinterpret_cast<char*>(values), scales, s.width};
+    s.q = scales + 2 * kTokenTile;
     s.scores = s.q + s.heads * s.width;
     float* states = s.scores + s.heads * kTokenTile;
     s.total = states_at(u.state ? u.state : states, s.heads, s.width);
@@ -188,6 +116,8 @@ inline Vec keys_even(const uint16_t* k, int64_t i) { return vfirst(k + i * kToke
 inline Vec keys_odd(const uint16_t* k, int64_t i) { return vsecond(k + i * kTokenGroup); }
 inline Vec keys_even(const float* k, int64_t i) { return vload(k + i * kTokenGroup); }
 inline Vec keys_odd(const float* k, int64_t i) { return vload(k + (i + 1) * kTokenGroup); }
+inline Vec keys_even(const int8_t* k, int64_t i) { return vload_int8(k + i * kTokenGroup); }
+inline Vec keys_odd(const int8_t* k, int64_t i) { return vload_int8(k + (i + 1) * kTokenGroup); }
 
 // scores[r][v * W ..] = q[r] . keys, for R rows and V vectors of positions.
 template <class T, int R, int V>
@@ -220,11 +150,15 @@ inline __attribute__((always_inline)) void score_panel(const float* q, int64_t l
 inline const uint16_t* value_row(const uint16_t* group, int64_t i, int64_t width, int64_t column) {
     return group + i / 2 * 2 * width + column * 2;
 }
-inline const float* value_row(const float* group, int64_t i, int64_t width, int64_t column) { return group + i * width + column; }
+template <class T> inline const T* value_row(const T* group, int64_t i, int64_t width, int64_t column) {
+    return group + i * width + column;
+}
 inline Vec value_even(const uint16_t* row, int64_t c) { return vfirst(row + 2 * c); }
 inline Vec value_odd(const uint16_t* row, int64_t c) { return vsecond(row + 2 * c); }
 inline Vec value_even(const float* row, int64_t c) { return vload(row + c); }
 inline Vec value_odd(const float* row, int64_t c) { return vload(row + c); }
+inline Vec value_even(const int8_t* row, int64_t c) { return vload_int8(row + c); }
+inline Vec value_odd(const int8_t* row, int64_t c) { return vload_int8(row + c); }
 
 struct Columns {
     int64_t width, first;
@@ -296,64 +230,6 @@ template <template <class, int, int> class Panel, class T, int V, class... Args>
     }
 }
 
-// A tile's groups of positions, in the cache or gathered. Groups from `count` on do not exist.
-template <class T> struct Tile {
-    const T* keys[kGroups];
-    const T* values[kGroups];
-    int64_t first, count;
-};
-
-template <class T> inline const T* block_of(const AttentionArgs& a, const AttentionUnit& u, int64_t position) {
-    const int32_t block = a.tables[u.seq * a.table_width + block_at(a, position)];
-    if (block < 0 || block >= a.num_blocks) return nullptr;
-    const int64_t elements = int64_t{2} * a.block_size * a.head_dim;
-    return static_cast<const T*>(a.kv) + (static_cast<int64_t>(block) * a.num_kv_heads + u.kv_head) * elements;
-}
-
-// Copies positions [begin, end), all in one group that starts at `start`, from plain rows.
-template <class T>
-inline bool gather_group(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t begin, int64_t end, T* keys,
-                         T* values, int64_t width) {
-    constexpr bool bf16 = sizeof(T) == 2;
-    for (int64_t p = begin; p < end; ++p) {
-        const T* block = block_of<T>(a, u, p);
-        if (!block) return false;
-        const T* k = block + offset_at(a, p) * a.head_dim;
-        const T* v = k + a.block_size * a.head_dim;
-        for (int64_t i = 0; i < a.head_dim; ++i) {
-            keys[key_at(i, p - start, bf16)] = k[i];
-            values[value_at(i, p - start, width, bf16)] = v[i];
-        }
-    }
-    return true;
-}
-
-// Finds what positions [begin, end) of the tile that starts at `start` need. False: a bad block id.
-template <class T>
-inline bool find_tile(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s, int64_t start, int64_t begin,
-                      int64_t end, Tile<T>& tile) {
-    const bool grouped = is_grouped(a.block_size, a.head_dim);
-    tile.first = (begin - start) / kTokenGroup;
-    tile.count = (end - start + kTokenGroup - 1) / kTokenGroup;
-    for (int64_t g = tile.first; g < tile.count; ++g) {
-        const int64_t position = start + g * kTokenGroup;
-        if (grouped) {
-            const T* block = block_of<T>(a, u, position);
-            if (!block) return false;
-            tile.keys[g] = block + offset_at(a, position) * a.head_dim;
-            tile.values[g] = tile.keys[g] + a.block_size * a.head_dim;
-            continue;
-        }
-        T* keys = reinterpret_cast<T*>(s.k) + g * kTokenGroup * s.width;
-        T* values = reinterpret_cast<T*>(s.v) + g * kTokenGroup * s.width;
-        const int64_t low = max64(begin, position), high = min64(end, position + kTokenGroup);
-        if (!gather_group(a, u, position, low, high, keys, values, s.width)) return false;
-        tile.keys[g] = keys;
-        tile.values[g] = values;
-    }
-    return true;
-}
-
 // Positions that a unit walks: its first row sees those below first_end, each further row one more.
 struct Reach {
     int64_t first_end, last_end;
@@ -378,11 +254,15 @@ template <class T> inline void aim(const AttentionArgs& a, const AttentionUnit& 
     const char *keys[kGroups], *values[kGroups];
     int found = 0;
     for (int64_t g = 0; g < groups; ++g) {
-        const T* block = block_of<T>(a, u, start + g * kTokenGroup);
-        if (!block) continue;
-        keys[found] = reinterpret_cast<const char*>(block + offset_at(a, start + g * kTokenGroup) * a.head_dim);
-        values[found] = keys[found] + a.block_size * a.head_dim * static_cast<int64_t>(sizeof(T));
-        ++found;
+        Head<T> head;
+        if (!find_head<T>(a, u, start + g * kTokenGroup, head)) continue;
+        const int64_t offset = offset_at(a, start + g * kTokenGroup);
+        keys[found] = reinterpret_cast<const char*>(head.keys + offset * a.head_dim);
+        values[found++] = reinterpret_cast<const char*>(head.values + offset * a.head_dim);
+        if (kQuantized<T>) {
+            __builtin_prefetch(head.key_scales + offset);
+            __builtin_prefetch(head.value_scales + offset);
+        }
     }
     for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = values[g];
     for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = keys[g];
@@ -402,8 +282,8 @@ inline void score_vectors(const AttentionArgs& a, const AttentionScratch& s, con
     over_panels<ScorePanel, T, V>(s.heads, s.q, s.width, keys + v, static_cast<int64_t>(a.head_dim), s.scores + v * W, s.ahead);
 }
 
-template <class T> inline void score_tile(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
-    constexpr int kPerGroup = kTokenGroup / W, kLane = sizeof(T) == 2 ? 2 * W : W; // elements from one vector to the next
+template <class T> inline void multiply_keys(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
+    constexpr int kPerGroup = kTokenGroup / W, kLane = kPaired<T> ? 2 * W : W; // elements from one vector to the next
     int64_t v = tile.first * kPerGroup;
     const int64_t end = tile.count * kPerGroup;
     const T* keys[kTokenTile / W];
@@ -417,8 +297,22 @@ template <class T> inline void score_tile(const AttentionArgs& a, const Attentio
     }
 }
 
-// Makes one head's scores in [begin, end) weights and rescales what was accumulated before.
-inline void softmax_row(const HeadStates& state, float* scores, int64_t head, int64_t width, int begin, int end) {
+template <class T> inline void score_tile(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
+    multiply_keys(a, s, tile);
+    if (!kQuantized<T>) return;
+    for (int64_t g = tile.first; g < tile.count; ++g) {
+        for (int64_t i = 0; i < kTokenGroup; i += W) {
+            const Vec scale = vload(tile.key_scales[g] + i);
+            float* scores = s.scores + g * kTokenGroup + i;
+            for (int64_t h = 0; h < s.heads; ++h) vstore(scores + h * kTokenTile, vmul(vload(scores + h * kTokenTile), scale));
+        }
+    }
+}
+
+// Makes one head's scores in [begin, end) weights, of values without their scales, and rescales what was accumulated before.
+template <class T>
+inline void softmax_row(const HeadStates& state, const Tile<T>& tile, float* scores, int64_t head, int64_t width, int begin,
+                        int end) {
     const Vec minus_inf = vset(-__builtin_inff());
     const int first = begin / W * W;
     Vec best = minus_inf;
@@ -429,7 +323,7 @@ inline void softmax_row(const HeadStates& state, float* scores, int64_t head, in
     Vec sum = vzero();
     for (int i = first; i < end; i += W) {
         const Vec weight = vexp(vsub(vkeep(vload(scores + i), begin - i, end - i, minus_inf), top));
-        vstore(scores + i, weight);
+        vstore(scores + i, kQuantized<T> ? vmul(weight, vload(tile.value_scales[i / kTokenGroup] + i % kTokenGroup)) : weight);
         sum = vadd(sum, weight);
     }
     state.max[head] = new_max;
@@ -526,13 +420,13 @@ bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, const Attention
     if (row0 == row1) return true;
     const int64_t begin = start + seen(a, first_end, row0, start).begin, end = start + seen(a, first_end, row1 - 1, start).end;
     Tile<T> tile;
-    if (!find_tile(a, u, s, start, begin, end, tile)) return false;
+    if (!find_tile(a, u, s.gathered, start, begin, end, tile)) return false;
     score_tile(a, s, tile);
     for (int64_t r = row0; r < row1; ++r) {
         const Span span = seen(a, first_end, r, start);
         for (int64_t h = r * group; h < (r + 1) * group; ++h) {
             for (int i = 0; i < 6; ++i) fetch<4>(*s.ahead); // a softmax waits for itself: memory need not
-            softmax_row(state, s.scores + h * kTokenTile, h, s.width, span.begin, span.end);
+            softmax_row<T>(state, tile, s.scores + h * kTokenTile, h, s.width, span.begin, span.end);
         }
     }
     add_values(a, s, state, tile, first_end, row0, row1, start);
@@ -578,7 +472,12 @@ template <class T> bool attend_all(const AttentionArgs& a, const AttentionUnit* 
 }
 
 bool attention(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
-    return a.kv_bf16 ? attend_all<uint16_t>(a, units, count, scratch) : attend_all<float>(a, units, count, scratch);
+    switch (a.kv_type) {
+    case KVType::fp32: return attend_all<float>(a, units, count, scratch);
+    case KVType::bf16: return attend_all<uint16_t>(a, units, count, scratch);
+    case KVType::int8: return attend_all<int8_t>(a, units, count, scratch);
+    }
+    return false;
 }
 
 void attention_merge(const AttentionArgs& a, const AttentionUnit& u, int64_t count) {

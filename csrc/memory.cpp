@@ -28,6 +28,13 @@ template <typename... Sizes> int64_t product(Sizes... sizes) {
     return result;
 }
 
+KVType kv_type(const std::string& dtype) {
+    if (dtype == "float32") return KVType::fp32;
+    if (dtype == "bfloat16") return KVType::bf16;
+    if (dtype == "int8") return KVType::int8;
+    throw std::invalid_argument("the KV cache's dtype must be float32, bfloat16 or int8");
+}
+
 } // namespace
 
 Region::Region(int64_t bytes) : bytes_(bytes) {
@@ -58,11 +65,11 @@ PackedWeight::PackedWeight(int64_t rows, int64_t columns, bool bf16)
       region(product(round_up(rows, kColumnBlock), bf16 ? round_up(columns, kDepthStep) : columns, bf16 ? 2 : 4)) {}
 
 KVBlocks::KVBlocks(int64_t num_layers, int64_t num_blocks, int64_t num_host_blocks, int32_t num_kv_heads, int32_t head_dim,
-                   int32_t block_size, bool bf16)
+                   int32_t block_size, const std::string& dtype)
     : num_layers(num_layers), num_blocks(num_blocks), num_host_blocks(num_host_blocks), num_kv_heads(num_kv_heads),
-      head_dim(head_dim), block_size(block_size), bf16(bf16),
-      device(product(num_layers, num_blocks, num_kv_heads, 2, block_size, head_dim, bf16 ? 2 : 4)),
-      host(product(num_layers, num_host_blocks, num_kv_heads, 2, block_size, head_dim, bf16 ? 2 : 4)) {
+      head_dim(head_dim), block_size(block_size), type(kv_type(dtype)),
+      device(product(num_layers, num_blocks, num_kv_heads, head_bytes())),
+      host(product(num_layers, num_host_blocks, num_kv_heads, head_bytes())) {
     if (block_size < 1 || block_size > 256) throw std::invalid_argument("block size must be 1 to 256");
     if (head_dim < 8 || head_dim > 256 || head_dim % 8) throw std::invalid_argument("head_dim must be a multiple of 8 up to 256");
     if (num_kv_heads < 1) throw std::invalid_argument("there must be a kv head");
@@ -84,8 +91,14 @@ void KVBlocks::populate() {
     }
 }
 
-int64_t KVBlocks::layer_block_bytes() const {
-    return int64_t{2} * num_kv_heads * block_size * head_dim * (bf16 ? 2 : 4);
+int64_t KVBlocks::head_bytes() const {
+    const int64_t elements = product(2, block_size, head_dim);
+    switch (type) {
+    case KVType::fp32: return elements * 4;
+    case KVType::bf16: return elements * 2;
+    case KVType::int8: return elements + int64_t{2} * block_size * 4; // and a scale for each position's k and v
+    }
+    return 0;
 }
 
 } // namespace octavo

@@ -49,7 +49,7 @@ class KVBlocks:
         num_kv_heads: int,
         head_dim: int,
         block_size: int,
-        bfloat16: bool,
+        dtype: str,
     ) -> None: ...
     @property
     def num_blocks(self) -> int: ...

@@ -30,12 +30,12 @@ class KVCacheSpec:
     head_dim: int
     block_size: int
     dtype: str
-    """"bfloat16" or "float32"."""
+    """"bfloat16", "float32" or "int8"; in int8 every k and every v of a token and kv head has a float32 scale."""
 
     @property
     def bytes_per_block(self) -> int:
-        itemsize = {"bfloat16": 2, "float32": 4}[self.dtype]
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size * itemsize
+        itemsize, scale = {"bfloat16": (2, 0), "float32": (4, 0), "int8": (1, 4)}[self.dtype]
+        return 2 * self.num_layers * self.num_kv_heads * self.block_size * (self.head_dim * itemsize + scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,10 @@ class Ops(Protocol):
         """Store each row's k and v in its slot; then causal attention of every row over its own sequence's blocks, K and V
         always read from the cache, any mix of query lengths, grouped heads, optional sliding window
         -> act[T, num_heads * head_dim].
+
+        A cache in bfloat16 rounds to nearest even. One in int8 stores the k, and the v, of a row and head as q = k * (127 / m)
+        rounded to nearest even and the scale m / 127, where m is the largest magnitude, and reads q * scale. With m below 1e-30
+        all is zero; where k has an element that is not finite, all is NaN.
 
         A slot that is written in a step is seen by its own sequence alone in that step, at its own position."""
         ...

@@ -14,6 +14,7 @@ from octavo.backends.reference import ReferenceBackend
 BF16 = np.dtype(ml_dtypes.bfloat16)
 ISAS = [*(name for name, (usable, _) in _native.cpu_features().items() if usable), "amx_emulated"]
 DTYPES = ("bfloat16", "float32")
+KV_DTYPES = (*DTYPES, "int8")
 
 
 @cache

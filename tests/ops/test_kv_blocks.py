@@ -11,8 +11,8 @@ from octavo.backends.base import AttentionShape, Batch
 from octavo.step import BlockCopies
 from tests.ops.devices import (
     BF16,
-    DTYPES,
     ISAS,
+    KV_DTYPES,
     assert_close,
     device,
     normal,
@@ -39,7 +39,7 @@ def _see(backend: Any, cache: Any, layer: int, rows: np.ndarray, shape: Attentio
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("block_size", [1, 3, 16, 32, 256])
 @pytest.mark.parametrize("alone", [False, True], ids=["one sequence", "a sequence for each row"])
@@ -75,6 +75,27 @@ def test_values_are_stored_rounded_to_nearest_even() -> None:
             np.testing.assert_array_equal(_see(backend, cache, 0, rows, shape, one=True)[0], expected)
 
 
+def test_int8_has_a_scale_for_each_row() -> None:
+    """127 steps to the largest magnitude, rounded to nearest even; tiny rows are zeros, rows that are not finite NaN."""
+    shape = AttentionShape(1, 1, 8)
+    cases: list[tuple[list[float], list[float]]] = [
+        ([127, -127, 0.5, 1.5, 2.5, -2.5, 0.49, 100.51], [127, -127, 0, 2, 2, -2, 0, 101]),
+        ([254, 1, 3, -1, 5, 0, 0, 0], [254, 0, 4, 0, 4, 0, 0, 0]),
+        ([1e-31, 0, 0, 0, 0, 0, 0, 0], [0] * 8),
+        ([1, np.inf, 0, 0, 0, 0, 0, 0], [np.nan] * 8),
+        ([1, np.nan, 0, 0, 0, 0, 0, 0], [np.nan] * 8),
+    ]
+    rows = np.zeros((len(cases), 24), np.float32)
+    rows[:, 16:] = [given for given, _ in cases]
+    expected = np.array([wanted for _, wanted in cases], np.float32)
+    for block_size in (3, 16):
+        backends: list[Any] = [oracle("float32"), *(device(isa, "float32") for isa in ISAS)]
+        for backend in backends:
+            cache = backend.kv_cache(spec_of(shape, block_size, "int8"), num_blocks=2, num_host_blocks=0)
+            store(backend, cache, 0, rows, np.arange(len(rows), dtype=np.int32), shape)
+            np.testing.assert_allclose(_see(backend, cache, 0, rows, shape, one=True), expected, rtol=1e-6)
+
+
 DEVICE_BLOCKS, HOST_BLOCKS = 6, 4
 
 
@@ -82,7 +103,7 @@ def _pairs(sources: int, targets: int) -> st.SearchStrategy[list[tuple[int, int]
     return st.lists(st.tuples(st.integers(0, sources - 1), st.integers(0, targets - 1)), max_size=5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("block_size", [3, 16])
 @settings(max_examples=40, deadline=None)
 @given(

@@ -209,7 +209,7 @@ GOOD_BLOCKS: dict[str, Any] = {
     "num_kv_heads": 1,
     "head_dim": 64,
     "block_size": 16,
-    "bfloat16": True,
+    "dtype": "bfloat16",
 }
 
 
@@ -218,20 +218,20 @@ GOOD_BLOCKS: dict[str, Any] = {
     [
         {"head_dim": 12}, {"head_dim": 0}, {"head_dim": 264}, {"head_dim": -8}, {"block_size": 0}, {"block_size": 257},
         {"block_size": -1}, {"num_kv_heads": 0}, {"num_blocks": -1}, {"num_layers": -1}, {"num_blocks": 2**62},
-        {"num_host_blocks": -5}, {"num_blocks": 2**40, "num_layers": 2**40},
+        {"num_host_blocks": -5}, {"num_blocks": 2**40, "num_layers": 2**40}, {"dtype": "int4"},
     ],
     ids=str,
 )  # fmt: skip
 def test_senseless_caches_are_refused(bad: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"size out of range|block size|head_dim|kv head"):
+    with pytest.raises(ValueError, match=r"size out of range|block size|head_dim|kv head|KV cache's dtype"):
         _native.KVBlocks(**{**GOOD_BLOCKS, **bad})
 
 
 def test_unknown_dtypes_are_refused() -> None:
     with pytest.raises(ValueError, match="compute_dtype must be one of bfloat16, float32, not 'float16'"):
         CpuBackend(compute_dtype="float16", num_threads=1)
-    with pytest.raises(ValueError, match="KV cache dtype must be one of bfloat16, float32, not 'int8'"):
-        backend_of().kv_cache(KVCacheSpec(1, 1, 64, 16, "int8"), num_blocks=1, num_host_blocks=0)
+    with pytest.raises(ValueError, match="KV cache dtype must be one of bfloat16, float32, int8, not 'int4'"):
+        backend_of().kv_cache(KVCacheSpec(1, 1, 64, 16, "int4"), num_blocks=1, num_host_blocks=0)
 
 
 def test_steps_of_nothing_are_nothing_special() -> None:

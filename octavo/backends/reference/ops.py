@@ -143,6 +143,8 @@ class ReferenceOps:
     def _store(cache: Any, layer: int, k: np.ndarray, v: np.ndarray, slots: np.ndarray) -> None:
         size = cache.spec.block_size
         _check_range("slot", slots, -1, cache.num_blocks * size)
+        if cache.spec.dtype == "int8":
+            k, v = _through_int8(k), _through_int8(v)
         for t, slot in enumerate(slots):
             if slot >= 0:
                 cache.device[0, layer, slot // size, :, slot % size] = k[t]
@@ -165,6 +167,13 @@ def _split(qkv: np.ndarray, shape: AttentionShape) -> tuple[np.ndarray, np.ndarr
     heads = qkv.reshape(qkv.shape[0], -1, shape.head_dim)
     a, b = shape.num_heads, shape.num_heads + shape.num_kv_heads
     return heads[:, :a], heads[:, a:b], heads[:, b:]
+
+
+def _through_int8(heads: np.ndarray) -> np.ndarray:
+    """What is read back of float32[T, heads, head_dim] that was stored in int8."""
+    quants, scales = integer.quantize_groups(heads)
+    read: np.ndarray = quants * scales[..., None]
+    return read
 
 
 def _attend(q: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: float) -> np.ndarray:
