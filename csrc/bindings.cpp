@@ -29,8 +29,8 @@ void bind_memory(nb::module_& m) {
         .def_ro("columns", &PackedWeight::columns)
         .def_prop_ro("num_bytes", [](const PackedWeight& w) { return w.region.bytes(); });
     nb::class_<KVBlocks>(m, "KVBlocks")
-        .def(nb::init<int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, bool>(), nb::kw_only(), "num_layers"_a, "num_blocks"_a,
-             "num_host_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "bfloat16"_a)
+        .def(nb::init<int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, const std::string&>(), nb::kw_only(), "num_layers"_a, "num_blocks"_a,
+             "num_host_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "dtype"_a)
         .def_ro("num_blocks", &KVBlocks::num_blocks)
         .def_ro("num_host_blocks", &KVBlocks::num_host_blocks);
 }
@@ -68,9 +68,8 @@ NB_MODULE(_native, m) {
         .def("gather_rows", &Device::gather_rows, "x"_a, "rows"_a)
         .def("head_norm", &Device::head_norm, "qkv"_a, "weight"_a, "shape"_a, "keys"_a, "eps"_a)
         .def("rotary", &Device::rotary, "qkv"_a, "positions"_a, "cos_sin"_a, "shape"_a)
-        .def("write_kv", &Device::write_kv, "cache"_a, "layer"_a, "qkv"_a, "slot_mapping"_a, "shape"_a)
-        .def("attention", &Device::attention, "cache"_a, "layer"_a, "qkv"_a, "query_start"_a, "seq_lens"_a, "block_tables"_a,
-             "shape"_a, "scale"_a, "window"_a)
+        .def("attention", &Device::attention, "cache"_a, "layer"_a, "qkv"_a, "slot_mapping"_a, "query_start"_a, "seq_lens"_a,
+             "block_tables"_a, "shape"_a, "scale"_a, "window"_a)
         .def("copy_blocks", &Device::copy_blocks, "cache"_a, "swap_out"_a, "swap_in"_a, "copy"_a)
         .def("argmax", &Device::argmax, "logits"_a)
         .def("sample", &Device::sample, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seeds"_a, "positions"_a)

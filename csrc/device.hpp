@@ -52,9 +52,8 @@ public:
     void head_norm(nb::handle qkv, nb::handle weight, HeadShape shape, bool keys, float eps);
     void rotary(nb::handle qkv, nb::handle positions, nb::handle cos_sin, HeadShape shape);
 
-    void write_kv(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, HeadShape shape);
-    nb::object attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle query_start, nb::handle seq_lens,
-                         nb::handle tables, HeadShape shape, float scale, int32_t window);
+    nb::object attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, nb::handle query_start,
+                         nb::handle seq_lens, nb::handle tables, HeadShape shape, float scale, int32_t window);
     void copy_blocks(const KVBlocks& cache, nb::handle swap_out, nb::handle swap_in, nb::handle copy);
 
     nb::object argmax(nb::handle logits);
@@ -99,7 +98,7 @@ private:
     // Brings x into the form that the kernel wants.
     void stage_activations(LinearArgs& args, char* staged);
     void multiply(const LinearArgs& args, bool bf16);
-    bool attend(const AttentionArgs& args, std::vector<AttentionUnit> units);
+    bool attend(const AttentionArgs& args, int64_t sequences);
 
     const KernelTable* kernels_;
     const IntegerKernels* integer_;

@@ -29,14 +29,14 @@ void check_sequences(const AttentionArgs& a, int64_t starts, int64_t n, int64_t 
 }
 
 // The last rows of a sequence see most: they are claimed first.
-std::vector<AttentionUnit> make_units(const int32_t* start, int64_t n, HeadShape shape) {
-    const auto rows = static_cast<int32_t>(std::max<int64_t>(1, kHeadsOfUnit / (shape.num_heads / shape.num_kv_heads)));
+std::vector<AttentionUnit> make_units(const AttentionArgs& a, int64_t sequences) {
+    const auto rows = static_cast<int32_t>(std::max<int64_t>(1, kHeadsOfUnit / (a.num_heads / a.num_kv_heads)));
     std::vector<AttentionUnit> units;
-    units.reserve(n * shape.num_kv_heads);
-    for (int32_t seq = 0; seq < n; ++seq) {
-        for (int32_t row1 = start[seq + 1]; row1 > start[seq]; row1 -= rows) {
-            for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
-                units.push_back({seq, head, std::max(start[seq], row1 - rows), row1, 0, INT32_MAX, nullptr});
+    units.reserve(sequences * a.num_kv_heads);
+    for (int32_t seq = 0; seq < sequences; ++seq) {
+        for (int32_t row1 = a.query_start[seq + 1]; row1 > a.query_start[seq]; row1 -= rows) {
+            for (int32_t head = 0; head < a.num_kv_heads; ++head) {
+                units.push_back({seq, head, std::max(a.query_start[seq], row1 - rows), row1, 0, INT32_MAX, nullptr});
             }
         }
     }
@@ -55,25 +55,36 @@ Partitions partitions_of(const AttentionArgs& a, const AttentionUnit& u) {
     return {first, (end + kPartition - 1) / kPartition - first};
 }
 
-} // namespace
-
-void Device::write_kv(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, HeadShape shape) {
-    const Array in = heads_of(qkv, shape, false), at = read(slots, "slot_mapping", Type::int32, 1);
-    check_cache(cache, layer, shape);
-    hold(cache);
-    const Size rows = rows_of(in);
-    check(rows_of(at).same(rows), "write_kv: there must be one slot for each row of qkv");
-    const WriteKVArgs args{in.floats(),        in.shape[1],    at.ints(),        cache.layer(layer), shape.num_heads,
-                           shape.num_kv_heads, shape.head_dim, cache.block_size, cache.bf16};
-    issue([this, args, rows, slots_end = cache.num_blocks * cache.block_size] {
-        const int64_t count = rows.now();
-        check_range("slot", args.slots, count, -1, slots_end);
-        const int64_t work = count * 2 * args.num_kv_heads * args.head_dim;
-        over_rows(count, work, [&](int64_t r0, int64_t r1) { kernels_->write_kv(args, r0, r1); });
-    });
+// Sequences with several query rows, whose units read one another's keys and values: these are stored before, so many at once.
+std::vector<std::pair<int32_t, int32_t>> rows_to_write(const AttentionArgs& a, int64_t sequences) {
+    constexpr int32_t kRows = 32;
+    std::vector<std::pair<int32_t, int32_t>> spans;
+    for (int64_t i = 0; i < sequences; ++i) {
+        const int32_t end = a.query_start[i + 1];
+        if (end - a.query_start[i] == 1) continue;
+        for (int32_t row = a.query_start[i]; row < end; row += kRows) spans.emplace_back(row, std::min(end, row + kRows));
+    }
+    return spans;
 }
 
-namespace {
+// Ends of runs of units: a thread claims a run, within which each unit asks for what the next will read. Runs shrink, so that
+// the threads end together.
+std::vector<int64_t> cut_runs(const AttentionArgs& a, const std::vector<AttentionUnit>& units, int threads) {
+    constexpr int64_t kOfUnit = kTokenTile; // what a unit costs at least, in positions
+    const auto cost = [&](const AttentionUnit& u) {
+        return (kOfUnit + std::min<int64_t>(a.seq_lens[u.seq], int64_t{u.part1 - u.part0} * kPartition)) * (u.row1 - u.row0);
+    };
+    int64_t left = 0;
+    for (const AttentionUnit& unit : units) left += cost(unit);
+    std::vector<int64_t> ends;
+    for (size_t i = 0; i < units.size();) {
+        const int64_t enough = left - left / (2 * threads);
+        do left -= cost(units[i++]);
+        while (i < units.size() && left > enough);
+        ends.push_back(static_cast<int64_t>(i));
+    }
+    return ends;
+}
 
 float* at_cache_line(std::vector<float>& memory, size_t floats) {
     if (memory.size() < floats + 16) memory.resize(floats + 16);
@@ -84,7 +95,12 @@ float* at_cache_line(std::vector<float>& memory, size_t floats) {
 
 // Where there are too few units to occupy the threads, long ones are cut into their partitions, and these merged in order:
 // as a unit does it by itself, so that the result is the same.
-bool Device::attend(const AttentionArgs& args, std::vector<AttentionUnit> units) {
+bool Device::attend(const AttentionArgs& args, int64_t sequences) {
+    const auto spans = rows_to_write(args, sequences);
+    over_units(static_cast<int64_t>(spans.size()), [&](int64_t i, int) {
+        kernels_->write_kv(args, spans[i].first, spans[i].second);
+    });
+    std::vector<AttentionUnit> units = make_units(args, sequences);
     const bool cut = static_cast<int64_t>(units.size()) < kUnitsPerThread * pool_.size() && pool_.size() > 1;
     int64_t rows = 0, state_floats = 0;
     for (const AttentionUnit& unit : units) {
@@ -109,9 +125,11 @@ bool Device::attend(const AttentionArgs& args, std::vector<AttentionUnit> units)
         }
     }
     const auto floats = static_cast<size_t>(kernels_->attention_scratch(args, rows));
+    const std::vector<int64_t> ends = cut_runs(args, parts, pool_.size());
     std::atomic<bool> valid{true};
-    over_units(static_cast<int64_t>(parts.size()), [&](int64_t i, int thread) {
-        if (!kernels_->attention(args, parts[i], at_cache_line(attention_scratch_[thread], floats))) valid = false;
+    over_units(static_cast<int64_t>(ends.size()), [&](int64_t i, int thread) {
+        const int64_t first = i ? ends[i - 1] : 0;
+        if (!kernels_->attention(args, &parts[first], ends[i] - first, at_cache_line(attention_scratch_[thread], floats))) valid = false;
     });
     if (parts.size() == units.size() || !valid) return valid;
     over_units(static_cast<int64_t>(units.size()), [&](int64_t i, int) {
@@ -120,27 +138,28 @@ bool Device::attend(const AttentionArgs& args, std::vector<AttentionUnit> units)
     return true;
 }
 
-nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle query_start, nb::handle seq_lens,
-                             nb::handle tables, HeadShape shape, float scale, int32_t window) {
-    const Array in = heads_of(qkv, shape, false);
+nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, nb::handle query_start,
+                             nb::handle seq_lens, nb::handle tables, HeadShape shape, float scale, int32_t window) {
+    const Array in = heads_of(qkv, shape, false), at = read(slots, "slot_mapping", Type::int32, 1);
     const Array start = read(query_start, "query_start", Type::int32, 1), lens = read(seq_lens, "seq_lens", Type::int32, 1);
     const Array blocks = read(tables, "block_tables", Type::int32, 2);
     check_cache(cache, layer, shape);
     check(window >= 0, "attention: the window must be positive");
     const Size rows = rows_of(in), sequences = rows_of(lens), starts = rows_of(start), width = columns_of(blocks);
+    check(rows_of(at).same(rows), "attention: there must be one slot for each row of qkv");
     check(rows_of(blocks).same(sequences), "attention: there must be one row of block_tables for each sequence");
     hold(cache);
     const Result out = result(act(), rows, int64_t{shape.num_heads} * shape.head_dim, 2);
-    AttentionArgs args{
-        in.floats(),     in.shape[1],        cache.layer(layer), out.data,
-        start.ints(),    lens.ints(),        blocks.ints(),      0,
-        shape.num_heads, shape.num_kv_heads, shape.head_dim,     cache.block_size,
-        static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)), window, scale, cache.bf16, act_bf16_};
-    issue([this, args, shape, rows, sequences, starts, width]() mutable {
+    AttentionArgs args{in.floats(),     in.shape[1],     at.ints(),          cache.layer(layer), out.data,
+                       start.ints(),    lens.ints(),     blocks.ints(),      0,
+                       shape.num_heads, shape.num_kv_heads, shape.head_dim,  cache.block_size,
+                       static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)), cache.head_bytes(), window, scale,
+                       cache.type, act_bf16_};
+    issue([this, args, rows, sequences, starts, width, slots_end = cache.num_blocks * cache.block_size]() mutable {
         args.table_width = width.now();
+        check_range("slot", args.slots, rows.now(), -1, slots_end);
         check_sequences(args, starts.now(), sequences.now(), rows.now());
-        const bool valid = attend(args, make_units(args.query_start, sequences.now(), shape));
-        check(valid, "block id out of range in block_tables");
+        check(attend(args, sequences.now()), "block id out of range in block_tables");
     });
     return out.array;
 }

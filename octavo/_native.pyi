@@ -69,7 +69,7 @@ class KVBlocks:
         num_kv_heads: int,
         head_dim: int,
         block_size: int,
-        bfloat16: bool,
+        dtype: str,
     ) -> None: ...
     @property
     def num_blocks(self) -> int: ...
@@ -135,12 +135,12 @@ class Device:
     def gather_rows(self, x: np.ndarray, rows: np.ndarray) -> np.ndarray: ...
     def head_norm(self, qkv: np.ndarray, weight: np.ndarray, shape: HeadShape, keys: bool, eps: float) -> None: ...
     def rotary(self, qkv: np.ndarray, positions: np.ndarray, cos_sin: np.ndarray, shape: HeadShape) -> None: ...
-    def write_kv(self, cache: KVBlocks, layer: int, qkv: np.ndarray, slot_mapping: np.ndarray, shape: HeadShape) -> None: ...
     def attention(
         self,
         cache: KVBlocks,
         layer: int,
         qkv: np.ndarray,
+        slot_mapping: np.ndarray,
         query_start: np.ndarray,
         seq_lens: np.ndarray,
         block_tables: np.ndarray,

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 Dtype = Literal["auto", "bfloat16", "float32", "half", "float16", "float"]
 Quantization = Literal["none", "stored", "int8", "int4"]
-KVCacheDtype = Literal["auto", "bfloat16", "float32"]
+KVCacheDtype = Literal["auto", "bfloat16", "float32", "int8"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 Positive = Annotated[int, Meta(ge=1)]
@@ -39,7 +39,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantized_activations: Annotated[
         bool, Meta(description="with --quantization: activations in 8 bits too; off: kept as they are, more exact and slower")
     ] = True
-    kv_cache_dtype: Annotated[KVCacheDtype, Meta(description="of the KV cache; auto: as dtype")] = "auto"
+    kv_cache_dtype: Annotated[
+        KVCacheDtype, Meta(description="of the KV cache; auto: as dtype; int8: with a scale for each token and kv head")
+    ] = "auto"
     max_model_len: Annotated[Positive | None, Meta(description="longest prompt plus output in tokens; default: the model")] = (
         None
     )

@@ -31,12 +31,12 @@ class KVCacheSpec:
     head_dim: int
     block_size: int
     dtype: str
-    """"bfloat16" or "float32"."""
+    """"bfloat16", "float32" or "int8"; in int8 every k and every v of a token and kv head has a float32 scale."""
 
     @property
     def bytes_per_block(self) -> int:
-        itemsize = {"bfloat16": 2, "float32": 4}[self.dtype]
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size * itemsize
+        itemsize, scale = {"bfloat16": (2, 0), "float32": (4, 0), "int8": (1, 4)}[self.dtype]
+        return 2 * self.num_layers * self.num_kv_heads * self.block_size * (self.head_dim * itemsize + scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class AttentionShape:
 class Batch:
     """One step as flat arrays, all int32. Sequence i owns the rows ``query_start[i]:query_start[i + 1]``.
 
-    ``slot_mapping[t]`` = block id * block size + offset, where token t's K and V go. ``seq_lens[i]`` counts the tokens that
-    sequence i's last row sees, itself included. ``logits_rows`` are the rows whose logits are wanted.
+    ``slot_mapping[t]`` = block id * block size + offset, where token t's K and V go; -1: nowhere. ``seq_lens[i]`` counts the
+    tokens that sequence i's last row sees, itself included. ``logits_rows`` are the rows whose logits are wanted.
     """
 
     input_ids: Array
@@ -151,15 +151,18 @@ class Ops(Protocol):
         cos_sin: float32[max positions, head_dim], the first half cosines, the second half sines."""
         ...
 
-    def write_kv(self, cache: KVCache, layer: int, qkv: Array, slot_mapping: Array, shape: AttentionShape) -> None:
-        """Store each token's k and v in its slot."""
-        ...
-
     def attention(
         self, cache: KVCache, layer: int, qkv: Array, batch: Batch, shape: AttentionShape, *, scale: float, window: int | None
     ) -> Array:
-        """Causal attention of every row over its own sequence's blocks, K and V always read from the cache, any mix of query
-        lengths, grouped heads, optional sliding window -> act[T, num_heads * head_dim]."""
+        """Store each row's k and v in its slot; then causal attention of every row over its own sequence's blocks, K and V
+        always read from the cache, any mix of query lengths, grouped heads, optional sliding window
+        -> act[T, num_heads * head_dim].
+
+        A cache in bfloat16 rounds to nearest even. One in int8 stores the k, and the v, of a row and head as q = k * (127 / m)
+        rounded to nearest even and the scale m / 127, where m is the largest magnitude, and reads q * scale. With m below 1e-30
+        all is zero; where k has an element that is not finite, all is NaN.
+
+        A slot that is written in a step is seen by its own sequence alone in that step, at its own position."""
         ...
 
     def silu_and_mul(self, gate_up: Array) -> Array:

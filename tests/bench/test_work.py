@@ -63,8 +63,8 @@ def test_an_op_that_nobody_knows_moves_its_arrays() -> None:
 
 
 def test_kinds_are_told_by_the_flow_of_data() -> None:
-    layer = ["rms_norm", "linear", "rotary", "write_kv", "attention", "linear", "rms_norm", "linear", "silu_and_mul", "linear"]
-    kinds = ["norms", "qkv", "rotary", "kv write", "attention", "o", "norms", "gate_up", "silu", "down"]
+    layer = ["rms_norm", "linear", "rotary", "attention", "linear", "rms_norm", "linear", "silu_and_mul", "linear"]
+    kinds = ["norms", "qkv", "rotary", "attention", "o", "norms", "gate_up", "silu", "down"]
     ops = ["embedding", *layer, *layer, "gather_rows", "rms_norm", "linear", "argmax"]
     assert kinds_of(ops) == ["embedding", *kinds, *kinds, "embedding", "norms", "lm_head", "sampling"]
 

@@ -39,7 +39,6 @@ class Tiny:
             qkv = ops.linear(ops.rms_norm(x, self.norm, eps=1e-5), qkv_weight, bias=self.bias)
             ops.head_norm(qkv, self.head_norm, SHAPE, part="k", eps=1e-5)
             ops.rotary(qkv, batch.positions, self.rotary, SHAPE)
-            ops.write_kv(self.cache, layer, qkv, batch.slot_mapping, SHAPE)
             attended = ops.attention(self.cache, layer, qkv, batch, SHAPE, scale=0.25, window=None)
             x = ops.linear(attended, out, residual=x)
             gated = ops.silu_and_mul(ops.linear(ops.rms_norm(x, self.norm, eps=1e-5), gate_up))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from octavo import _native
 
 _DTYPES = ("bfloat16", "float32")
+_KV_DTYPES = (*_DTYPES, "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class CpuBackend:
     ) -> None:
         from octavo import _native
 
-        _check_dtype("compute_dtype", compute_dtype)
+        _check_dtype("compute_dtype", compute_dtype, _DTYPES)
         threads = default_threads() if num_threads is None else num_threads
         self._native = _native
         self._device = _native.Device(
@@ -101,7 +102,7 @@ class CpuBackend:
         return np.array(array)
 
     def kv_cache(self, spec: KVCacheSpec, *, num_blocks: int, num_host_blocks: int) -> CpuKVCache:
-        _check_dtype("KV cache dtype", spec.dtype)
+        _check_dtype("KV cache dtype", spec.dtype, _KV_DTYPES)
         blocks = self._native.KVBlocks(
             num_layers=spec.num_layers,
             num_blocks=num_blocks,
@@ -109,7 +110,7 @@ class CpuBackend:
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             block_size=spec.block_size,
-            bfloat16=spec.dtype == "bfloat16",
+            dtype=spec.dtype,
         )
         return CpuKVCache(spec, num_blocks, num_host_blocks, blocks)
 
@@ -125,6 +126,6 @@ def _halves(numbers: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(numbers).view(np.uint16)
 
 
-def _check_dtype(name: str, dtype: str) -> None:
-    if dtype not in _DTYPES:
-        raise ValueError(f"{name} must be one of {', '.join(_DTYPES)}, not {dtype!r}")
+def _check_dtype(name: str, dtype: str, known: tuple[str, ...]) -> None:
+    if dtype not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, not {dtype!r}")

@@ -19,6 +19,10 @@ from octavo.quant.layouts import Dense, Layout
 DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
 
+KV_DTYPES: dict[str, Any] = {**DTYPES, "int8": np.float32}
+"""In int8 the cache holds what is read from it: whole numbers times their scale."""
+
+
 @dataclass(slots=True)
 class ReferenceKVCache:
     """Keys and values as plain arrays [2, num_layers, blocks, num_kv_heads, block_size, head_dim]; index 0 is keys."""
@@ -58,7 +62,7 @@ class ReferenceBackend:
     def kv_cache(self, spec: KVCacheSpec, *, num_blocks: int, num_host_blocks: int) -> ReferenceKVCache:
         def blocks(count: int) -> np.ndarray:
             shape = (2, spec.num_layers, count, spec.num_kv_heads, spec.block_size, spec.head_dim)
-            return np.zeros(shape, DTYPES[spec.dtype])
+            return np.zeros(shape, KV_DTYPES[spec.dtype])
 
         return ReferenceKVCache(spec, num_blocks, num_host_blocks, blocks(num_blocks), blocks(num_host_blocks))
 

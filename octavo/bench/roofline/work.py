@@ -72,18 +72,13 @@ def _attention(a: Arguments, result: Any, dtype: str) -> Work:
         visible = ends if window is None else np.minimum(ends, window)
         seen += int(visible.sum())
         read += int(length - (ends[0] - visible[0])) if count else 0
-    head_bytes = 2 * shape.num_kv_heads * shape.head_dim * _ITEMSIZE[a["cache"].spec.dtype]
+    spec = a["cache"].spec
+    token_bytes = spec.bytes_per_block // (spec.block_size * spec.num_layers)
     return Work(
-        streamed_bytes=read * head_bytes,
+        streamed_bytes=read * token_bytes,
         activation_bytes=_bytes(a["qkv"], result),
         flops=4 * seen * shape.num_heads * shape.head_dim,
     )
-
-
-def _write_kv(a: Arguments, result: Any, dtype: str) -> Work:
-    shape, tokens = a["shape"], len(a["slot_mapping"])
-    numbers = 2 * tokens * shape.num_kv_heads * shape.head_dim
-    return Work(activation_bytes=numbers * (4 + _ITEMSIZE[a["cache"].spec.dtype]))
 
 
 def _rotary(a: Arguments, result: Any, dtype: str) -> Work:
@@ -119,7 +114,6 @@ def _logits(a: Arguments, result: Any, dtype: str) -> Work:
 _ACCOUNTS: dict[str, Callable[[Arguments, Any, str], Work]] = {
     "linear": _linear,
     "attention": _attention,
-    "write_kv": _write_kv,
     "rotary": _rotary,
     "rms_norm": _norm,
     "head_norm": _head_norm,
@@ -135,7 +129,6 @@ _KINDS = {
     "rms_norm": "norms",
     "head_norm": "norms",
     "silu_and_mul": "silu",
-    "write_kv": "kv write",
     "embedding": "embedding",
     "gather_rows": "embedding",
     "argmax": "sampling",
@@ -145,7 +138,7 @@ _KINDS = {
 
 _BEFORE = {"attention": "o", "silu_and_mul": "down"}
 """What a product is for, by the op that made its input."""
-_AFTER = {"head_norm": "qkv", "rotary": "qkv", "write_kv": "qkv", "attention": "qkv", "silu_and_mul": "gate_up"}
+_AFTER = {"head_norm": "qkv", "rotary": "qkv", "attention": "qkv", "silu_and_mul": "gate_up"}
 """The same by the op that takes its output."""
 
 
