@@ -88,6 +88,7 @@ def run(config: EngineConfig, options: RooflineOptions) -> RooflineResult:
         weights=parts.backend.compute_dtype if parts.weight_format == "plain" else parts.weight_format,
         backend=parts.backend.describe(),
         bandwidth={str(size): ceilings.bandwidth[size] for size in sorted(ceilings.bandwidth)},
+        slowest_bandwidth={str(size): ceilings.slowest[size] for size in sorted(ceilings.slowest)},
         peaks={name: Peak(instruction=ceilings.instructions[name], flops_per_s=rate) for name, rate in ceilings.peaks.items()},
         steps=[analyse(sample, ceilings) for sample in samples],
     )

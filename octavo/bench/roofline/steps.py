@@ -118,8 +118,8 @@ class Steps:
         return result
 
     def _start_decoding(self, shape: Shape, steps: int) -> list[str]:
-        """Requests whose prompts count as computed, such that half of ``steps`` later they see ``context_len`` tokens."""
-        prompt = max(1, shape.context_len - steps // 2)
+        """Requests whose prompts count as computed, so many that they see ``context_len`` on average in ``steps``."""
+        prompt = max(1, shape.context_len - (steps + planning_steps(self._config, shape)) // 2)
         output = longest_sequence(self._config, shape, steps) - prompt
         requests = [self._add(prompt, output_len=output) for _ in range(shape.batch_size)]
         started: set[str] = set()
@@ -176,11 +176,14 @@ class Steps:
         self._parts.backend.ops.copy_blocks(cache, BlockCopies(swap_out=[], swap_in=[], copy=copies))
 
 
+def planning_steps(config: EngineConfig, shape: Shape) -> int:
+    """Steps in which the prompts of a batch are planned; the first sequences decode meanwhile."""
+    return shape.batch_size * shape.context_len // max(1, config.max_num_batched_tokens - shape.batch_size) + 1
+
+
 def longest_sequence(config: EngineConfig, shape: Shape, steps: int) -> int:
-    """Tokens that a sequence of ``shape`` may reach: those of the measured steps, and those that the first sequences of a batch
-    gain while the prompts of the last are planned."""
-    planning = shape.batch_size * shape.context_len // max(1, config.max_num_batched_tokens - shape.batch_size)
-    return shape.context_len + 1 if shape.prefill else shape.context_len + steps + planning + 2
+    """Tokens that a sequence of ``shape`` may reach while so many steps are measured."""
+    return shape.context_len + 1 if shape.prefill else shape.context_len + steps + planning_steps(config, shape) + 2
 
 
 def _invented(plan: SchedulerOutput) -> ModelOutput:
