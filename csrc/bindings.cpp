@@ -7,6 +7,7 @@
 #include "bind_ceilings.hpp"
 #include "bind_dequantize.hpp"
 #include "bind_integer.hpp"
+#include "bind_program.hpp"
 #include "cpu_features.hpp"
 #include "device.hpp"
 
@@ -53,12 +54,12 @@ NB_MODULE(_native, m) {
     bind_heads(m);
     nb::class_<Device> device(m, "Device");
     bind_integer(m, device);
+    bind_program(m, device);
     device
         .def(nb::init<const std::string&, int, const std::vector<int>&, bool, nb::handle, const std::string&>(), "isa"_a,
              "num_threads"_a, nb::kw_only(), "cores"_a, "act_bfloat16"_a, "bfloat16"_a, "integer_kernels"_a = "auto")
         .def_prop_ro("isa", &Device::isa)
         .def_prop_ro("num_threads", &Device::num_threads)
-        .def("begin_step", &Device::begin_step)
         .def("pack", &Device::pack, "weight"_a)
         .def("embedding", &Device::embedding, "ids"_a, "table"_a)
         .def("linear", &Device::linear, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none())

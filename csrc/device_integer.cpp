@@ -13,8 +13,6 @@ constexpr int64_t kPanelBytes = 256 << 10; // weights of a unit that meets many 
 constexpr int64_t kRowsOfUnit = 192;       // rows of a unit: their records should stay there too
 constexpr int64_t kUnitsPerThread = 6;
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 int64_t weight_bytes(int64_t rows, int64_t groups, bool four) {
     const int64_t limit = std::numeric_limits<int32_t>::max();
     check(rows >= 0 && groups >= 1 && rows < limit && groups < limit / kGroup, "size out of range");
@@ -50,41 +48,55 @@ void pack_integer_blocks(const IntegerSource& source, IntegerWeight& weight, int
 
 std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source) {
     auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.four());
-    over_units(divide_up(source.rows, kIntegerColumns),
-               [&](int64_t block, int) { pack_integer_blocks(source, *weight, block, block + 1); });
+    run([&] {
+        over_units(divide_up(source.rows, kIntegerColumns),
+                   [&](int64_t block, int) { pack_integer_blocks(source, *weight, block, block + 1); });
+    });
     return weight;
 }
 
 nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table) {
-    Array in = arrays_.read(ids, "ids", Type::int32, 1);
-    check_range("token id", in.ints(), in.shape[0], 0, table.rows);
-    char* data;
-    nb::object out = result(Type::float32, in.shape[0], table.columns, 2, data);
-    IntegerEmbeddingArgs args{in.ints(), table.region.data(), reinterpret_cast<float*>(data), table.columns / kGroup, table.four};
-    over_rows(in.shape[0], in.shape[0] * table.columns * 4,
-              [&](int64_t r0, int64_t r1) { integer_->embedding(args, r0, r1); });
-    return out;
+    const Array in = read(ids, "ids", Type::int32, 1);
+    hold(table);
+    const Size rows = rows_of(in);
+    const Result out = result(Type::float32, rows, table.columns, 2);
+    const IntegerEmbeddingArgs args{in.ints(), table.region.data(), out.floats(), table.columns / kGroup, table.four};
+    issue([this, args, rows, ids_end = table.rows] {
+        const int64_t count = rows.now();
+        check_range("token id", args.ids, count, 0, ids_end);
+        over_rows(count, count * args.groups * kGroup * 4, [&](int64_t r0, int64_t r1) { integer_->embedding(args, r0, r1); });
+    });
+    return out.array;
 }
 
-nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual) {
-    Array in = arrays_.read(x, "x", act(), 2);
-    const int64_t rows = in.shape[0], groups = weight.columns / kGroup, tiles = divide_up(rows, integer_->rows_of_tile);
-    IntegerLinearArgs args{nullptr, weight.region.data(), nullptr, nullptr, nullptr, rows, weight.rows, groups, tiles, weight.four};
-    nb::object out = open_output(args, in, weight, bias, residual);
-    char* records = arena_.allocate(rows * groups * kRecord);
-    args.x = records;
-    QuantizeArgs quantize{in.data, records, rows, groups, tiles, act_bf16_, weight.four};
-    over_rows(tiles, in.size(), [&](int64_t t0, int64_t t1) { integer_->quantize(quantize, t0, t1); });
-
-    const int64_t blocks = divide_up(weight.rows, kIntegerColumns), block_bytes = groups * (weight.four ? kGroupBytes4 : kGroupBytes8);
-    const int64_t row_chunks = divide_up(rows, kRowsOfUnit);
+void Device::multiply_integer(const IntegerLinearArgs& args) {
+    const int64_t blocks = divide_up(args.n, kIntegerColumns), block_bytes = args.groups * (args.four ? kGroupBytes4 : kGroupBytes8);
+    const int64_t row_chunks = divide_up(args.rows, kRowsOfUnit);
     // Enough units to share out evenly, few enough blocks in each to stay in the cache while many rows pass.
     const int64_t wanted = kUnitsPerThread * pool_.size();
     const int64_t panel = std::clamp<int64_t>(blocks * row_chunks / wanted, 1, std::max<int64_t>(1, kPanelBytes / block_bytes));
     over_units(divide_up(blocks, panel) * row_chunks, [&](int64_t unit, int) {
         const int64_t block = unit / row_chunks * panel, chunk = unit % row_chunks;
-        integer_->linear(args, tiles * chunk / row_chunks, tiles * (chunk + 1) / row_chunks, block,
+        integer_->linear(args, args.tiles * chunk / row_chunks, args.tiles * (chunk + 1) / row_chunks, block,
                          std::min(blocks, block + panel));
+    });
+}
+
+nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual) {
+    const Array in = read(x, "x", act(), 2);
+    const Size rows = rows_of(in);
+    const int64_t groups = weight.columns / kGroup;
+    IntegerLinearArgs args{nullptr, weight.region.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four};
+    nb::object out = open_output(args, in, weight, bias, residual);
+    const auto records = scratch(rows.capacity * groups * kRecord);
+    args.x = records.data();
+    QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, weight.four};
+    issue([this, args, quantize, rows]() mutable {
+        args.rows = quantize.rows = rows.now();
+        args.tiles = quantize.tiles = divide_up(args.rows, integer_->rows_of_tile);
+        over_rows(args.tiles, args.rows * args.groups * kGroup,
+                  [&](int64_t t0, int64_t t1) { integer_->quantize(quantize, t0, t1); });
+        multiply_integer(args);
     });
     return out;
 }

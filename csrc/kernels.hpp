@@ -133,7 +133,7 @@ struct KernelTable {
     // Merges `count` states that follow one another at unit.state, in order, and writes the output.
     void (*attention_merge)(const AttentionArgs&, const AttentionUnit&, int64_t count);
 
-    // Logits. NaN counts as minus infinity.
+    // Logits. NaN counts as minus infinity, but in argmax, which is -1 where a logit is NaN or infinite, or all are impossible.
     int64_t (*argmax)(const float* x, int64_t n);
     // shares[i] = exp((x[i] - max) * inverse_temperature); sums[b] over block b of kShareBlock of them.
     void (*shares)(const float* x, int64_t n, float max, float inverse_temperature, float* shares, double* sums);

@@ -1,4 +1,4 @@
-"""The native kernels. Arrays are C-contiguous numpy arrays; results lie in the device's arena until its next begin_step().
+"""The native kernels. Arrays are C-contiguous numpy arrays; a result's memory is its own while it is referenced.
 
 Ops mean what ``octavo.backends.base.Ops`` says. Wrong types raise TypeError; wrong sizes and values out of range, ValueError;
 memory that runs out, on any thread, MemoryError; threads that the system refuses, RuntimeError.
@@ -68,8 +68,20 @@ class KVBlocks:
 class HeadShape:
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None: ...
 
+class Program:
+    """Ops recorded by a device, over inputs and results of its own. One replay at a time."""
+
+    @property
+    def num_ops(self) -> int: ...
+    def input(self, group: int, rows: int, columns: int | None = None) -> np.ndarray:
+        """An int32 array of at most so many rows, to be given to ops while recording; arrays of a group have equal numbers of
+        rows. Without ``columns`` of one dimension."""
+
+    def trimmed(self, result: np.ndarray) -> np.ndarray:
+        """The rows of a result of the recorded ops that the last replay computed."""
+
 class Device:
-    """One instruction set's kernels, a pool of threads and the arena of results. One caller at a time; others wait."""
+    """One instruction set's kernels, a pool of threads and the memory of results. One caller at a time; others wait."""
 
     def __init__(
         self,
@@ -87,7 +99,13 @@ class Device:
     def isa(self) -> str: ...
     @property
     def num_threads(self) -> int: ...
-    def begin_step(self) -> None: ...
+    def new_program(self) -> Program: ...
+    def begin_recording(self, program: Program) -> None:
+        """Until ``end_recording()`` ops are appended to the program instead of being run. Once for each program."""
+
+    def end_recording(self) -> None: ...
+    def replay(self, program: Program, inputs: Sequence[np.ndarray]) -> None:
+        """Copy the inputs in and run the program's ops. Its results are then those of these inputs."""
     def pack(self, weight: np.ndarray) -> PackedWeight: ...
     def pack_int8(self, values: np.ndarray, scales: np.ndarray) -> IntegerWeight:
         """int8[rows, columns]; float16 as uint16[rows, columns / 32]."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.backends.base import Backend, KVCache, KVCacheSpec
+from octavo.backends.base import Backend, BatchCapacity, KVCache, KVCacheSpec
 from octavo.config import ConfigError, EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
 from octavo.engine.scheduler import Scheduler
@@ -185,11 +185,23 @@ def assemble(
         max_num_seqs=config.max_num_seqs,
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
+        capture=None if config.enforce_eager else _largest_batch(config, max_model_len),
     )
     runner.warm_up()
     executor = LocalExecutor(runner.execute, overlap=config.async_scheduling)
     scheduler = Scheduler(config, kv, max_model_len=max_model_len, eos_token_ids=model_config.eos_token_ids)
     return Engine(scheduler, executor, max_in_flight=2 if config.async_scheduling else 1)
+
+
+def _largest_batch(config: EngineConfig, max_model_len: int) -> BatchCapacity:
+    drafts = config.spec_tokens if config.spec_method else 0
+    tokens = config.max_num_batched_tokens
+    return BatchCapacity(
+        tokens=tokens,
+        sequences=config.max_num_seqs,
+        blocks=-(-max_model_len // config.block_size),
+        logits_rows=min(tokens, config.max_num_seqs * (1 + drafts)),
+    )
 
 
 def assemble_parts(config: EngineConfig, parts: Parts) -> Engine:

@@ -54,6 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     preemption_mode: Annotated[PreemptionMode, Meta(description="what happens to a group when blocks run out")] = "auto"
     scheduling_policy: Annotated[SchedulingPolicy, Meta(description="order of the waiting queue")] = "fcfs"
     async_scheduling: Annotated[bool, Meta(description="plan the next step while the current one is computed")] = True
+    enforce_eager: Annotated[bool, Meta(description="run the model op by op instead of replaying a recording of it")] = False
     spec_method: Annotated[Literal["ngram"] | None, Meta(description="speculative decoding: drafts by prompt lookup")] = None
     spec_tokens: Annotated[int, Meta(ge=1, le=16, description="draft tokens a step, with --spec-method")] = 4
     max_logprobs: Annotated[int, Meta(ge=0, le=20, description="most log-probabilities a request may ask for")] = 20

@@ -102,7 +102,8 @@ def run(engine: Engine, todo: list[Request], *, one_by_one: bool = False) -> Out
 
 @pytest.fixture(scope="module")
 def alone(loaded: LoadedModel) -> Outputs:
-    return run(engine_with(loaded), requests(), one_by_one=True)
+    """Op by op; everything below replays a recording unless it says otherwise."""
+    return run(engine_with(loaded, enforce_eager=True), requests(), one_by_one=True)
 
 
 def assert_same(got: Outputs, expected: Outputs) -> None:
@@ -114,6 +115,14 @@ def assert_same(got: Outputs, expected: Outputs) -> None:
 @pytest.mark.parametrize("overlap", [False, True], ids=["depth 1", "depth 2"])
 def test_batched(loaded: LoadedModel, alone: Outputs, overlap: bool) -> None:
     assert_same(run(engine_with(loaded, async_scheduling=overlap), requests()), alone)
+
+
+def test_recorded_alone(loaded: LoadedModel, alone: Outputs) -> None:
+    assert_same(run(engine_with(loaded), requests(), one_by_one=True), alone)
+
+
+def test_eager_batched(loaded: LoadedModel, alone: Outputs) -> None:
+    assert_same(run(engine_with(loaded, enforce_eager=True), requests()), alone)
 
 
 @pytest.mark.parametrize("budget", [16, 37, 128])

@@ -6,9 +6,10 @@ depend on batching, chunking, caching, preemption or speculation.
 
 Shapes: T tokens in the step, R rows, H hidden size, V vocabulary. Residual stream, linear outputs and logits are float32;
 ``act`` is the compute dtype (bfloat16 or float32), which norms, gated activations and attention emit and ``linear`` takes.
-An op's result lives until the backend's next ``begin_step()``; copy what must outlive it.
+An op's result is its own for as long as it is referenced; only where it says so does an op take over an argument's memory.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -69,6 +70,39 @@ class Batch:
     """[n, width]"""
     logits_rows: Array
     """[R]"""
+
+
+Forward = Callable[[Batch], tuple[Array, ...]]
+"""What a model makes of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCapacity:
+    """The largest batch that a recorded forward can take."""
+
+    tokens: int
+    sequences: int
+    blocks: int
+    """columns of ``block_tables``"""
+    logits_rows: int
+
+    def admits(self, batch: Batch) -> bool:
+        return (
+            len(batch.input_ids) <= self.tokens
+            and len(batch.seq_lens) <= self.sequences
+            and batch.block_tables.shape[1] <= self.blocks
+            and len(batch.logits_rows) <= self.logits_rows
+        )
+
+
+class Graph(Protocol):
+    """A recorded forward."""
+
+    def replay(self, batch: Batch) -> tuple[Array, ...]:
+        """What the forward gives for ``batch``. The results are overwritten by the next replay.
+
+        Raises ``ValueError`` for a batch beyond the capacity, and what its ops raise."""
+        ...
 
 
 class KVCache(Protocol):
@@ -138,15 +172,17 @@ class Ops(Protocol):
         ...
 
     def argmax(self, logits: Array) -> Array:
-        """float32[R, V] -> int32[R]; the lowest index among equals."""
+        """float32[R, V] -> int32[R]; the lowest index among equals; -1 where a logit is NaN or plus infinity, or all are minus
+        infinity: such a row can be drawn from by no rule."""
         ...
 
     def sample(
         self, logits: Array, *, temperature: Array, top_k: Array, top_p: Array, min_p: Array, seeds: Array, positions: Array
     ) -> Array:
         """float32[R, V] -> int32[R]. One draw a row from softmax(logits / temperature) after top-k (0: off), then top-p, then
-        min-p; ties at a cut are kept by lowest index. Temperature below 1e-5: argmax. The uniform number is a counter-based
-        function of (seeds[i] uint64, positions[i] int64) alone. temperature, top_p, min_p: float32[R]; top_k: int32[R]."""
+        min-p; ties at a cut are kept by lowest index. Temperature below 1e-5: argmax; -1 where argmax is. The uniform number
+        is a counter-based function of (seeds[i] uint64, positions[i] int64) alone. temperature, top_p, min_p: float32[R];
+        top_k: int32[R]."""
         ...
 
     def top_logprobs(self, logits: Array, chosen: Array, num: int) -> tuple[Array, Array, Array, Array]:
@@ -179,7 +215,7 @@ class Backend(Protocol):
         ...
 
     def to_host(self, array: Array) -> np.ndarray:
-        """A numpy copy, safe beyond the next ``begin_step()``."""
+        """A numpy copy."""
         ...
 
     def kv_cache(self, spec: KVCacheSpec, *, num_blocks: int, num_host_blocks: int) -> KVCache: ...
@@ -188,6 +224,10 @@ class Backend(Protocol):
         """Bytes that this process may still use on the device: the machine's and any cgroup's limit considered."""
         ...
 
-    def begin_step(self) -> None:
-        """From now on, memory of earlier results is reused."""
+    def capture(self, forward: Forward, capacity: BatchCapacity) -> Graph:
+        """Record what ``forward`` does to a batch, to be replayed for any batch within ``capacity`` with the same bits.
+
+        ``forward`` is called at most once, with arrays that hold nothing yet: what it does must not depend on their contents,
+        and may depend on their sizes only through ops. Weights and caches that it uses live as long as the graph.
+        """
         ...

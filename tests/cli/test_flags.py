@@ -37,6 +37,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "scheduling_policy": ("priority", "priority"),
     "async_scheduling": ("no", False),
     "spec_method": ("ngram", "ngram"),
+    "enforce_eager": ("1", True),
     "spec_tokens": ("2", 2),
     "max_logprobs": ("5", 5),
     "seed": ("-9", -9),

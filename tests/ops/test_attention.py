@@ -80,7 +80,6 @@ class Paged:
         tables = self.tables()[[c.sequence for c in chunks]]
         batch = Batch(none, none, none, starts, lengths, tables, none)
         rows = np.concatenate([self.rows(c.sequence)[c.start : c.end] for c in chunks])
-        backend.begin_step()
         scale = self.shape.head_dim**-0.5
         out = np.array(backend.ops.attention(cache, 1, rows, batch, self.shape, scale=scale, window=self.window))
         return np.split(out, starts[1:-1])

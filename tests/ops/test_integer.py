@@ -68,7 +68,6 @@ def test_linear_is_what_the_reference_computes(
     expected = reference.ops.linear(x, reference.weight(weight), bias=b, residual=r)
     actual = backend.ops.linear(x, backend.weight(weight), bias=b, residual=None if r is None else r.copy())
     assert (np.abs(actual - expected) <= 1e-6 * (size_of_sums(x, weight) + 4)).all()
-    backend.begin_step()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -92,7 +91,6 @@ def test_a_row_depends_on_nothing_else(
             packed = backend.weight(weight)
             results.append(backend.to_host(backend.ops.linear(row, packed)))
             results.append(backend.to_host(backend.ops.linear(others, packed))[place : place + 1])
-            backend.begin_step()
     assert all(same_bits(result, results[0]) for result in results)
 
 
@@ -104,7 +102,6 @@ def test_rows_keep_their_bits_at_every_batch_size(isa: str, kind: str) -> None:
     x = normal(2, 400, 576).astype(BF16)
     whole = backend.to_host(backend.ops.linear(x, packed))
     for m in (1, 2, 3, 5, 6, 7, 8, 12, 13, 17, 33, 64, 65, 193):
-        backend.begin_step()
         assert same_bits(np.array(backend.ops.linear(x[:m].copy(), packed)), whole[:m])
 
 

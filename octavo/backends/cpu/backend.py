@@ -1,7 +1,7 @@
 """The CPU as a device: packed weights, a paged KV cache and ops that run on a pool of threads of ``octavo._native``.
 
-Owns the native device, and with it the threads and the memory of results. One step at a time: an op's result is overwritten
-after the next ``begin_step()``. Results are the same bits for any number of threads; they differ between instruction sets.
+Owns the native device, and with it the threads and the memory of results. Results are the same bits for any number of
+threads; they differ between instruction sets.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from octavo.backends.base import KVCacheSpec
+from octavo.backends.base import BatchCapacity, Forward, KVCacheSpec
 from octavo.backends.cpu.memory import available_memory
 from octavo.backends.cpu.ops import CpuOps
+from octavo.backends.cpu.recorded import RecordedForward
 from octavo.backends.cpu.topology import cores_to_pin, default_threads
 from octavo.quant.layouts import Int4Group, Int8Group, Layout
 
@@ -71,7 +72,6 @@ class CpuBackend:
         self.isa: str = self._device.isa
         self.num_threads: int = self._device.num_threads
         self.ops = CpuOps(self._device, _native.HeadShape)
-        self.begin_step = self._device.begin_step
 
     def describe(self) -> str:
         threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
@@ -104,6 +104,9 @@ class CpuBackend:
             bfloat16=spec.dtype == "bfloat16",
         )
         return CpuKVCache(spec, num_blocks, num_host_blocks, blocks)
+
+    def capture(self, forward: Forward, capacity: BatchCapacity) -> RecordedForward:
+        return RecordedForward(self._device, forward, capacity)
 
     def available_memory(self) -> int:
         return available_memory()

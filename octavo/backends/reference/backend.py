@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from octavo.backends.base import KVCacheSpec
+from octavo.backends.base import Array, Batch, BatchCapacity, Forward, KVCacheSpec
 from octavo.backends.cpu.memory import available_memory
 from octavo.backends.reference.integer import IntegerWeight
 from octavo.backends.reference.ops import ReferenceOps
@@ -64,5 +64,18 @@ class ReferenceBackend:
     def available_memory(self) -> int:
         return available_memory()
 
-    def begin_step(self) -> None:
-        """Nothing to do: every result has memory of its own."""
+    def capture(self, forward: Forward, capacity: BatchCapacity) -> "ReferenceGraph":
+        return ReferenceGraph(forward, capacity)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceGraph:
+    """Calls the forward anew each time."""
+
+    forward: Forward
+    capacity: BatchCapacity
+
+    def replay(self, batch: Batch) -> tuple[Array, ...]:
+        if not self.capacity.admits(batch):
+            raise ValueError("the batch is larger than the graph's capacity")
+        return self.forward(batch)
