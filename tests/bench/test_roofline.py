@@ -201,8 +201,13 @@ def test_ops_are_the_real_ones_until_they_are_timed() -> None:
     assert timed.ops.rms_norm == inner.ops.rms_norm
     assert [call.op for call in calls] == ["rms_norm", "gather_rows"] and calls[0].result is found
     assert np.array_equal(found, inner.ops.rms_norm(x, weight, eps=1e-5)) and calls[0].keywords == {"eps": 1e-5}
-    with pytest.raises(RuntimeError), timed.ops.recording():
-        raise RuntimeError
+    with timed.ops.timing() as seconds:
+        assert np.array_equal(timed.ops.rms_norm(x, weight, eps=1e-5), found)
+    assert len(seconds) == 1 and seconds[0] > 0
+    for way in (timed.ops.recording, timed.ops.timing):
+        with pytest.raises(RuntimeError), way():
+            raise RuntimeError
+        assert timed.ops.rms_norm == inner.ops.rms_norm
     assert timed.ops.gather_rows == inner.ops.gather_rows
 
 

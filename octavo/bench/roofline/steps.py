@@ -63,16 +63,22 @@ class Steps:
     def shutdown(self) -> None:
         self._engine.shutdown()
 
-    def eager(self, shape: Shape, times: int) -> list[list[Call]]:
-        """The ops of each of so many steps, called one by one."""
+    def calls(self, shape: Shape) -> list[Call]:
+        """The ops of one step, in order."""
+        with self._timed.ops.recording() as calls:
+            self._compute(self._batch(shape))
+        return calls
+
+    def eager(self, shape: Shape, times: int) -> list[list[float]]:
+        """Seconds of each op of each of so many steps, called one by one."""
         batch = self._batch(shape)
         for _ in range(SETTLE):
             self._compute(batch)
         runs = []
         for _ in range(times):
-            with self._timed.ops.recording() as calls:
+            with self._timed.ops.timing() as seconds:
                 self._compute(batch)
-            runs.append(calls)
+            runs.append(seconds)
         return runs
 
     def served(self, shape: Shape, times: int) -> tuple[list[float], list[EngineStep]]:
@@ -146,7 +152,6 @@ class Steps:
 
     def _compute(self, batch: Batch) -> None:
         parts = self._parts
-        parts.backend.begin_step()
         hidden = parts.model.forward(batch, parts.cache)
         parts.backend.ops.argmax(parts.model.logits(hidden, batch.logits_rows))
 
