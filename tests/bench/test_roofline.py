@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from octavo import cli
 from octavo.backends.reference.backend import ReferenceBackend
 from octavo.bench.options import RooflineOptions
-from octavo.bench.roofline import plot, steps
+from octavo.bench.roofline import plot, steps, table
 from octavo.bench.roofline.analysis import OUTSIDE, Samples, analyse, fastest
 from octavo.bench.roofline.limits import Ceilings
 from octavo.bench.roofline.main import settle
@@ -161,6 +161,7 @@ def crowded() -> RooflineResult:
         weights="bfloat16",
         backend="cpu",
         bandwidth={str(1 << 20): 260e9},
+        slowest_bandwidth={str(1 << 20): 230e9},
         peaks={"fp32": Peak(instruction="a", flops_per_s=550e9), "bf16": Peak(instruction="b", flops_per_s=1100e9)},
         steps=[step, step, step],
     )
@@ -200,8 +201,13 @@ def test_ops_are_the_real_ones_until_they_are_timed() -> None:
     assert timed.ops.rms_norm == inner.ops.rms_norm
     assert [call.op for call in calls] == ["rms_norm", "gather_rows"] and calls[0].result is found
     assert np.array_equal(found, inner.ops.rms_norm(x, weight, eps=1e-5)) and calls[0].keywords == {"eps": 1e-5}
-    with pytest.raises(RuntimeError), timed.ops.recording():
-        raise RuntimeError
+    with timed.ops.timing() as seconds:
+        assert np.array_equal(timed.ops.rms_norm(x, weight, eps=1e-5), found)
+    assert len(seconds) == 1 and seconds[0] > 0
+    for way in (timed.ops.recording, timed.ops.timing):
+        with pytest.raises(RuntimeError), way():
+            raise RuntimeError
+        assert timed.ops.rms_norm == inner.ops.rms_norm
     assert timed.ops.gather_rows == inner.ops.gather_rows
 
 
@@ -243,6 +249,13 @@ def known(whole: float = 10.0) -> StepResult:
         ),
         ceilings,
     )
+
+
+def test_a_machine_that_changes_is_told_of() -> None:
+    result = crowded()
+    assert "unsteady" not in table.text(result)
+    changed = msgspec.structs.replace(result, slowest_bandwidth={str(1 << 20): 130e9})
+    assert "unsteady: 1 MiB were read at 130 to 260 GB/s in turn" in table.text(changed)
 
 
 def test_analysis_of_known_numbers() -> None:

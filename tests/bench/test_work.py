@@ -17,7 +17,7 @@ CACHE = SimpleNamespace(spec=SimpleNamespace(dtype="bfloat16"))
 
 
 def call(op: str, *arguments: Any, result: Any = None, **keywords: Any) -> Call:
-    return Call(op, 0.0, arguments, keywords, result)
+    return Call(op, arguments, keywords, result)
 
 
 @pytest.mark.parametrize(

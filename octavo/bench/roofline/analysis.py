@@ -23,8 +23,8 @@ class Samples:
     """All that was measured of one shape. The calls of a run are the same ops in every run."""
 
     shape: Shape
-    kinds: list[str] = field(default_factory=list)
-    works: list[Work] = field(default_factory=list)
+    kinds: list[str]
+    works: list[Work]
     eager: list[list[float]] = field(default_factory=list)
     """Seconds of each call, run by run."""
     whole: list[float] = field(default_factory=list)
@@ -35,12 +35,14 @@ class Samples:
         """Bytes that a step streams."""
         return sum(work.streamed_bytes for work in self.works)
 
-    def add(self, runs: list[list[Call]], *, compute_dtype: str) -> None:
-        """Runs of ``Steps.eager``."""
-        if not self.kinds:
-            self.kinds = kinds_of([call.op for call in runs[0]])
-            self.works = [work_of(call, compute_dtype=compute_dtype) for call in runs[0]]
-        self.eager += [[call.seconds for call in calls] for calls in runs]
+    @classmethod
+    def of(cls, shape: Shape, calls: Sequence[Call], *, compute_dtype: str) -> "Samples":
+        """Before the first measurement: what the ops of such a step are."""
+        return cls(
+            shape,
+            kinds=kinds_of([call.op for call in calls]),
+            works=[work_of(call, compute_dtype=compute_dtype) for call in calls],
+        )
 
 
 def fastest(values: Sequence[T], key: Callable[[T], float]) -> list[T]:

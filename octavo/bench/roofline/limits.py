@@ -20,6 +20,8 @@ class Ceilings:
     num_threads: int
     bandwidth: dict[int, float] = field(default_factory=dict)
     """Memory read from in bytes -> bytes a second."""
+    slowest: dict[int, float] = field(default_factory=dict)
+    """The same of the worst round: what the machine does may change while it is measured."""
     peaks: dict[str, float] = field(default_factory=dict)
     """Arithmetic -> operations a second."""
     instructions: dict[str, str] = field(default_factory=dict)
@@ -29,6 +31,7 @@ class Ceilings:
         for size in {*FOOTPRINTS, *footprints}:
             found = ceilings.read_bandwidth(self.isa, self.num_threads, num_bytes=size, seconds=SECONDS)
             self.bandwidth[size] = max(found, self.bandwidth.get(size, 0.0))
+            self.slowest[size] = min(found, self.slowest.get(size, found))
         for arithmetic in ARITHMETIC:
             name, found = ceilings.peak(self.isa, self.num_threads, arithmetic=arithmetic, seconds=SECONDS)
             self.instructions[arithmetic] = name

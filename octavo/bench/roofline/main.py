@@ -74,10 +74,11 @@ def run(config: EngineConfig, options: RooflineOptions) -> RooflineResult:
     parts = _load(config, options, around)
     steps = Steps(config, parts, timed[0])
     ceilings = Ceilings(timed[0].isa, timed[0].num_threads)
-    samples = [Samples(shape) for shape in shapes_of(options)]
+    dtype = parts.backend.compute_dtype
+    samples = [Samples.of(shape, steps.calls(shape), compute_dtype=dtype) for shape in shapes_of(options)]
     for _ in progress(ROUNDS, "Rounds"):
         for sample in samples:
-            sample.add(steps.eager(sample.shape, _times(options)), compute_dtype=parts.backend.compute_dtype)
+            sample.eager += steps.eager(sample.shape, _times(options))
             whole, in_parts = steps.served(sample.shape, _times(options))
             sample.whole += whole
             sample.parts += in_parts
@@ -85,9 +86,10 @@ def run(config: EngineConfig, options: RooflineOptions) -> RooflineResult:
     steps.shutdown()
     return RooflineResult(
         model=config.model,
-        weights=parts.backend.compute_dtype if parts.weight_format == "plain" else parts.weight_format,
+        weights=dtype if parts.weight_format == "plain" else parts.weight_format,
         backend=parts.backend.describe(),
         bandwidth={str(size): ceilings.bandwidth[size] for size in sorted(ceilings.bandwidth)},
+        slowest_bandwidth={str(size): ceilings.slowest[size] for size in sorted(ceilings.slowest)},
         peaks={name: Peak(instruction=ceilings.instructions[name], flops_per_s=rate) for name, rate in ceilings.peaks.items()},
         steps=[analyse(sample, ceilings) for sample in samples],
     )

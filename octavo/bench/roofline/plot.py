@@ -87,7 +87,7 @@ def _limits(result: RooflineResult) -> _Box:
     """Of both axes, the same in all panels: (left, bottom, right, top)."""
     xs, ys = zip(*(_point(op) for step in result.steps for op in _drawn(step)), strict=True)
     top = max(peak.flops_per_s for peak in _peaks(result).values()) / 1e9
-    return min(xs) / 3, min(ys) / 4, max(100.0, max(xs) * 5), top * 2.5
+    return min(xs) / 3, min(ys) / 4, max(100.0, max(xs) * 15), top * 2.5
 
 
 def _peaks(result: RooflineResult) -> dict[str, Peak]:

@@ -70,11 +70,13 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RooflineResult(msgspec.Struct, frozen=True, kw_only=True):
-    """``bandwidth``: bytes read from, as text -> bytes a second. ``peaks``: by arithmetic."""
+    """``bandwidth``: bytes read from, as text -> bytes a second; ``slowest_bandwidth``: of the worst round. ``peaks``: by
+    arithmetic."""
 
     model: str
     weights: str
     backend: str
     bandwidth: dict[str, float]
+    slowest_bandwidth: dict[str, float]
     peaks: dict[str, Peak]
     steps: list[StepResult]

@@ -63,16 +63,22 @@ class Steps:
     def shutdown(self) -> None:
         self._engine.shutdown()
 
-    def eager(self, shape: Shape, times: int) -> list[list[Call]]:
-        """The ops of each of so many steps, called one by one."""
+    def calls(self, shape: Shape) -> list[Call]:
+        """The ops of one step, in order."""
+        with self._timed.ops.recording() as calls:
+            self._compute(self._batch(shape))
+        return calls
+
+    def eager(self, shape: Shape, times: int) -> list[list[float]]:
+        """Seconds of each op of each of so many steps, called one by one."""
         batch = self._batch(shape)
         for _ in range(SETTLE):
             self._compute(batch)
         runs = []
         for _ in range(times):
-            with self._timed.ops.recording() as calls:
+            with self._timed.ops.timing() as seconds:
                 self._compute(batch)
-            runs.append(calls)
+            runs.append(seconds)
         return runs
 
     def served(self, shape: Shape, times: int) -> tuple[list[float], list[EngineStep]]:
@@ -118,8 +124,8 @@ class Steps:
         return result
 
     def _start_decoding(self, shape: Shape, steps: int) -> list[str]:
-        """Requests whose prompts count as computed, such that half of ``steps`` later they see ``context_len`` tokens."""
-        prompt = max(1, shape.context_len - steps // 2)
+        """Requests whose prompts count as computed, so many that they see ``context_len`` on average in ``steps``."""
+        prompt = max(1, shape.context_len - (steps + planning_steps(self._config, shape)) // 2)
         output = longest_sequence(self._config, shape, steps) - prompt
         requests = [self._add(prompt, output_len=output) for _ in range(shape.batch_size)]
         started: set[str] = set()
@@ -175,11 +181,14 @@ class Steps:
         self._parts.backend.ops.copy_blocks(cache, BlockCopies(swap_out=[], swap_in=[], copy=copies))
 
 
+def planning_steps(config: EngineConfig, shape: Shape) -> int:
+    """Steps in which the prompts of a batch are planned; the first sequences decode meanwhile."""
+    return shape.batch_size * shape.context_len // max(1, config.max_num_batched_tokens - shape.batch_size) + 1
+
+
 def longest_sequence(config: EngineConfig, shape: Shape, steps: int) -> int:
-    """Tokens that a sequence of ``shape`` may reach: those of the measured steps, and those that the first sequences of a batch
-    gain while the prompts of the last are planned."""
-    planning = shape.batch_size * shape.context_len // max(1, config.max_num_batched_tokens - shape.batch_size)
-    return shape.context_len + 1 if shape.prefill else shape.context_len + steps + planning + 2
+    """Tokens that a sequence of ``shape`` may reach while so many steps are measured."""
+    return shape.context_len + 1 if shape.prefill else shape.context_len + steps + planning_steps(config, shape) + 2
 
 
 def _invented(plan: SchedulerOutput) -> ModelOutput:

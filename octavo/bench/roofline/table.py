@@ -2,6 +2,8 @@
 
 from octavo.bench.roofline.result import OpResult, RooflineResult, StepResult
 
+STEADY = 0.75
+"""Part of the best round's bandwidth from which on the worst round's is as good."""
 _HEAD = ("", "calls", "time ms", "of step", "MB", "GFLOP", "limit ms", "limit/time", "limited by")
 
 
@@ -10,7 +12,17 @@ def text(result: RooflineResult) -> str:
     reads = ", ".join(f"{_size(int(size))} {rate / 1e9:.0f}" for size, rate in result.bandwidth.items())
     peaks = ", ".join(f"{name} {peak.flops_per_s / 1e9:.0f} ({peak.instruction})" for name, peak in result.peaks.items())
     head = f"{result.model}, weights {result.weights}, {result.backend}\nGB/s read from: {reads}\nGFLOP/s: {peaks}"
-    return "\n\n".join([head, *(_step(step) for step in result.steps)])
+    return "\n\n".join([head + _unsteady(result), *(_step(step) for step in result.steps)])
+
+
+def _unsteady(result: RooflineResult) -> str:
+    """A line where memory was not equally fast in all rounds: neighbours, or a virtual machine that has been moved."""
+    steadiness = {size: result.slowest_bandwidth[size] / rate for size, rate in result.bandwidth.items()}
+    size = min(steadiness, key=lambda size: steadiness[size])
+    if steadiness[size] > STEADY:
+        return ""
+    low, high = result.slowest_bandwidth[size], result.bandwidth[size]
+    return f"\nunsteady: {_size(int(size))} were read at {low / 1e9:.0f} to {high / 1e9:.0f} GB/s in turn; measure again"
 
 
 def _size(num_bytes: int) -> str:

@@ -9,52 +9,70 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+Op = Callable[..., Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of an op, in order. Arrays in it are to be asked for their sizes only: their memory is soon another's."""
+    """One call of an op and what it was about."""
 
     op: str
-    seconds: float
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     result: Any
 
 
 class TimedOps:
-    """Every public method of ``inner``, timed while ``calls`` is a list."""
+    """Every public method of ``inner``."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self._names = [name for name in dir(inner) if not name.startswith("_") and callable(getattr(inner, name))]
-        self._rest()
+        self._replace(lambda name, op: op)
 
     def __getattr__(self, name: str) -> Any:
         """What an instance does not have: whatever else ``inner`` is asked for."""
         return getattr(self._inner, name)
 
-    def _rest(self) -> None:
+    def _replace(self, around: Callable[[str, Op], Op]) -> None:
         for name in self._names:
-            setattr(self, name, getattr(self._inner, name))
+            setattr(self, name, around(name, getattr(self._inner, name)))
 
     @contextmanager
     def recording(self) -> Iterator[list[Call]]:
-        """The calls made meanwhile."""
+        """The calls made meanwhile, with all that they take and give: memory that a running model would use again."""
         calls: list[Call] = []
-        for name in self._names:
-            setattr(self, name, _timed(name, getattr(self._inner, name), calls))
+        self._replace(lambda name, op: _recorded(name, op, calls))
         try:
             yield calls
         finally:
-            self._rest()
+            self._replace(lambda name, op: op)
+
+    @contextmanager
+    def timing(self) -> Iterator[list[float]]:
+        """Seconds of each call made meanwhile. Nothing else is done or kept, so that all is as it would be."""
+        seconds: list[float] = []
+        self._replace(lambda name, op: _timed(op, seconds))
+        try:
+            yield seconds
+        finally:
+            self._replace(lambda name, op: op)
 
 
-def _timed(name: str, op: Callable[..., Any], calls: list[Call]) -> Callable[..., Any]:
-    # Accounting comes after the step: the threads of a device soon fall asleep between ops.
+def _recorded(name: str, op: Op, calls: list[Call]) -> Op:
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        result = op(*arguments, **keywords)
+        calls.append(Call(name, arguments, keywords, result))
+        return result
+
+    return call
+
+
+def _timed(op: Op, seconds: list[float]) -> Op:
     def call(*arguments: Any, **keywords: Any) -> Any:
         start = time.perf_counter()
         result = op(*arguments, **keywords)
-        calls.append(Call(name, time.perf_counter() - start, arguments, keywords, result))
+        seconds.append(time.perf_counter() - start)
         return result
 
     return call
