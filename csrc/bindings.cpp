@@ -32,7 +32,8 @@ void bind_memory(nb::module_& m) {
         .def(nb::init<int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, const std::string&>(), nb::kw_only(), "num_layers"_a, "num_blocks"_a,
              "num_host_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "dtype"_a)
         .def_ro("num_blocks", &KVBlocks::num_blocks)
-        .def_ro("num_host_blocks", &KVBlocks::num_host_blocks);
+        .def_ro("num_host_blocks", &KVBlocks::num_host_blocks)
+        .def_prop_ro("num_bytes", [](const KVBlocks& blocks) { return blocks.device.bytes(); });
 }
 
 void bind_heads(nb::module_& m) {

@@ -75,6 +75,9 @@ class KVBlocks:
     def num_blocks(self) -> int: ...
     @property
     def num_host_blocks(self) -> int: ...
+    @property
+    def num_bytes(self) -> int:
+        """Of the blocks on the device side."""
 
 class HeadShape:
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None: ...

@@ -96,6 +96,15 @@ def test_int8_has_a_scale_for_each_row() -> None:
             np.testing.assert_allclose(_see(backend, cache, 0, rows, shape, one=True), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_a_block_takes_what_the_spec_says(dtype: str) -> None:
+    for shape in SHAPES:
+        for block_size in (3, 16):
+            spec = spec_of(shape, block_size, dtype, layers=3)
+            cache = device("auto", "float32").kv_cache(spec, num_blocks=7, num_host_blocks=0)
+            assert cache.blocks.num_bytes == 7 * spec.bytes_per_block
+
+
 DEVICE_BLOCKS, HOST_BLOCKS = 6, 4
 
 
