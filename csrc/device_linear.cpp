@@ -2,14 +2,45 @@
 
 #include "device_output.hpp"
 #include "device_parallel.hpp"
+#include "spans.hpp"
 
 namespace octavo {
 
 namespace {
 
-constexpr int64_t kPanelBytes = 256 << 10; // weights of a unit that meets many rows: they should stay in the second-level cache
-constexpr int64_t kRowsOfUnit = 192;       // rows of a unit: their inputs should stay there too
-constexpr int64_t kUnitsPerThread = 6;
+constexpr int64_t kPanelBytes = 256 << 10; // weights that meet all rows before the next do: they should stay in the second-level cache
+constexpr int64_t kChunkBytes = 256 << 10; // inputs of rows that meet those weights: they should stay there too
+constexpr int64_t kLeastRows = 192;        // of a chunk: below, weights are fetched too often
+constexpr int64_t kFewRows = 4;            // below, kernels multiply two blocks at once
+
+// Units of a product: a chunk of rows times a block of columns. Blocks change fastest, within a panel; then chunks; then panels.
+struct Cut {
+    Cut(const LinearArgs& args, int64_t element_bytes)
+        : blocks(divide_up(args.n, kColumnBlock)),
+          chunks(divide_up(args.rows, std::max(kLeastRows, kChunkBytes / std::max<int64_t>(1, args.k * element_bytes)))),
+          panel(blocks) {
+        const int64_t block_bytes = std::max<int64_t>(1, args.k * kColumnBlock * element_bytes);
+        if (chunks > 1) panel = std::min(blocks, std::max<int64_t>(1, kPanelBytes / block_bytes));
+    }
+
+    int64_t units() const { return blocks * chunks; }
+
+    int64_t blocks, chunks, panel;
+};
+
+// Runs the units of a claim.
+template <class Kernel> void run_units(Kernel kernel, LinearArgs args, const Cut& cut, const Spans::Claim& claim) {
+    for (int64_t unit = claim.begin; unit < claim.end;) {
+        const int64_t first = unit / (cut.panel * cut.chunks) * cut.panel, end = std::min(cut.blocks, first + cut.panel);
+        const int64_t rest = unit - first * cut.chunks, chunk = rest / (end - first), block = first + rest % (end - first);
+        const int64_t count = std::min(claim.end - unit, end - block);
+        // The first chunk fetches the panel, the last one the beginning of the next; those between find it in the cache.
+        const int64_t wanted = chunk == cut.chunks - 1 ? std::min(cut.blocks, end + 1) : chunk == 0 ? end : 0;
+        args.fetch_end = std::min(wanted, block + claim.limit - unit);
+        kernel(args, args.rows * chunk / cut.chunks, args.rows * (chunk + 1) / cut.chunks, block, block + count);
+        unit += count;
+    }
+}
 
 } // namespace
 
@@ -60,18 +91,12 @@ void Device::stage_activations(LinearArgs& args, char* staged) {
 }
 
 void Device::multiply(const LinearArgs& args, bool bf16) {
-    const int64_t blocks = divide_up(args.n, kColumnBlock);
-    const int64_t block_bytes = args.k * kColumnBlock * (bf16 ? 2 : 4);
-    const int64_t row_chunks = divide_up(args.rows, kRowsOfUnit);
-    // Enough units to share out evenly, few enough blocks in each to stay in the cache while many rows pass.
-    int64_t wanted = kUnitsPerThread * pool_.size();
-    int64_t group = std::clamp<int64_t>(blocks * row_chunks / wanted, 1, std::max<int64_t>(1, kPanelBytes / block_bytes));
-    int64_t groups = divide_up(blocks, group);
+    const Cut cut(args, bf16 ? 2 : 4);
     auto kernel = bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
-    over_units(groups * row_chunks, [&](int64_t unit, int) {
-        int64_t block = unit / row_chunks * group, chunk = unit % row_chunks;
-        kernel(args, args.rows * chunk / row_chunks, args.rows * (chunk + 1) / row_chunks, block,
-               std::min(blocks, block + group));
+    const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size()), together = args.rows < kFewRows ? 2 : 1;
+    Spans spans(cut.units(), static_cast<int>(claimants));
+    over_units(claimants, [&](int64_t own, int) {
+        for (Spans::Claim claim; spans.claim(static_cast<int>(own), together, claim);) run_units(kernel, args, cut, claim);
     });
 }
 

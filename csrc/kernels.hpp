@@ -29,6 +29,7 @@ struct LinearArgs {
     const float* residual; // may be null, may be out
     float* out;
     int64_t rows, n, k;
+    int64_t fetch_end = 0; // blocks below it may be fetched into the cache while the one before is multiplied
 };
 
 struct PackArgs {

@@ -94,6 +94,14 @@ typedef float Input;
 #endif
 
 constexpr int64_t kPrefetch = 2 * 2 * kTileElements; // ahead in the stream of weights; jumps between tiles hide it from hardware
+constexpr int kLineVecs = W < 16 ? 16 / W : 1;       // vectors of pairs in a cache line
+
+// What a tile brings into the cache for tiles to come, beside its own stream: `step` bytes for each pair of inputs. A panel
+// that many rows use keeps memory idle but for its first tile, so every tile fetches its share of the panel that follows.
+struct PanelAhead {
+    const char* at;
+    int64_t step;
+};
 
 // acc[r][v] += the pair of inputs at k of each row times the pair row at w.
 template <int R, int V>
@@ -135,9 +143,9 @@ inline void accumulate_last(Vec (&acc)[R][V], const Input* const (&x)[R], int64_
 }
 
 // R rows x V vectors of columns. w[v] points at the first pair of vector v's columns.
-template <int R, int V>
+template <bool kAhead, int R, int V>
 inline __attribute__((always_inline)) void multiply_bf16(const LinearArgs& a, int64_t row, const uint16_t* const (&w)[V],
-                                                         Vec (&acc)[R][V]) {
+                                                         Vec (&acc)[R][V], PanelAhead& ahead) {
     const Input* x[R];
     for (int r = 0; r < R; ++r) {
         x[r] = static_cast<const Input*>(a.x) + (row + r) * a.x_stride;
@@ -147,7 +155,11 @@ inline __attribute__((always_inline)) void multiply_bf16(const LinearArgs& a, in
     for (int64_t step = 0; step < steps; ++step, k += kDepthStep) {
         for (int pair = 0; pair < kDepthStep / 2; ++pair) {
             const int64_t at = step * 2 * kTileElements + pair * 32;
-            for (int v = 0; v < V; ++v) __builtin_prefetch(w[v] + at + kPrefetch);
+            for (int v = 0; v < V; v += kLineVecs) __builtin_prefetch(w[v] + at + kPrefetch);
+            if constexpr (kAhead) {
+                __builtin_prefetch(ahead.at, 0, 2); // into the second level: the first is full of what is in use
+                ahead.at += ahead.step;
+            }
             accumulate_pair<R, V>(acc, x, k + 2 * pair, w, at);
         }
     }
@@ -158,7 +170,7 @@ inline __attribute__((always_inline)) void multiply_bf16(const LinearArgs& a, in
 }
 
 // R rows x B blocks of columns.
-template <int R, int B> __attribute__((noinline)) void tile_bf16(const LinearArgs& a, int64_t row, int64_t block) {
+template <int R, int B, bool kAhead> __attribute__((noinline)) void tile_bf16(const LinearArgs& a, int64_t row, int64_t block, PanelAhead ahead) {
     constexpr int V = B * kLinearVecs, kSpan = W * kLinearVecs;
     const uint16_t* weights = static_cast<const uint16_t*>(a.weight) + block * bf16_block_elements(a.k);
     for (int column = 0; column < kColumnBlock; column += kSpan) {
@@ -168,7 +180,7 @@ template <int R, int B> __attribute__((noinline)) void tile_bf16(const LinearArg
             w[v] = weights + v / kLinearVecs * bf16_block_elements(a.k) + at / 16 * kTileElements + at % 16 * 2;
         }
         Vec acc[R][V];
-        multiply_bf16<R, V>(a, row, w, acc);
+        multiply_bf16<kAhead>(a, row, w, acc, ahead);
         for (int r = 0; r < R; ++r) {
             for (int v = 0; v < V; ++v) {
                 int64_t at = (block + v / kLinearVecs) * kColumnBlock + column + v % kLinearVecs * W;
@@ -178,7 +190,7 @@ template <int R, int B> __attribute__((noinline)) void tile_bf16(const LinearArg
     }
 }
 
-template <int R, int B> __attribute__((noinline)) void tile_f32(const LinearArgs& a, int64_t row, int64_t block) {
+template <int R, int B> __attribute__((noinline)) void tile_f32(const LinearArgs& a, int64_t row, int64_t block, PanelAhead) {
     constexpr int V = B * kLinearVecs, kSpan = W * kLinearVecs;
     const int64_t block_elements = a.k * kColumnBlock;
     const float* x[R];
@@ -206,21 +218,23 @@ template <int R, int B> __attribute__((noinline)) void tile_f32(const LinearArgs
     }
 }
 
-typedef void (*TileKernel)(const LinearArgs&, int64_t row, int64_t block);
+typedef void (*TileKernel)(const LinearArgs&, int64_t row, int64_t block, PanelAhead);
 
-// Kernels for R = 1 .. kLinearRows rows of one block and, where registers allow, of two: more chains in flight.
+// Kernels for R = 1 .. kLinearRows rows of one block and, where registers allow, of two: more chains in flight. The last are
+// for tiles that are one of several, and so have at least half as many rows.
 struct TileKernels {
-    TileKernel one[kLinearRows + 1], two[kLinearRows + 1];
+    TileKernel one[kLinearRows + 1], two[kLinearRows + 1], ahead[kLinearRows + 1];
 };
 
 template <int R> constexpr int blocks_at_once() { return R * 4 <= kLinearRows ? 2 : 1; }
 
 template <int R> constexpr void fill_tiles(TileKernels& bf16, TileKernels& f32) {
     if constexpr (R > 0) {
-        bf16.one[R] = tile_bf16<R, 1>;
-        f32.one[R] = tile_f32<R, 1>;
+        bf16.one[R] = tile_bf16<R, 1, false>;
+        bf16.ahead[R] = tile_bf16<R, 1, (R >= kLinearRows / 2)>;
+        f32.one[R] = f32.ahead[R] = tile_f32<R, 1>;
         if constexpr (blocks_at_once<R>() == 2) {
-            bf16.two[R] = tile_bf16<R, 2>;
+            bf16.two[R] = tile_bf16<R, 2, false>;
             f32.two[R] = tile_f32<R, 2>;
         }
         fill_tiles<R - 1>(bf16, f32);
@@ -234,17 +248,26 @@ struct AllTiles {
 
 constexpr AllTiles kTiles;
 
+// The share of tile t of count in fetching a panel.
+inline PanelAhead share_of(const char* panel, int64_t bytes, const LinearArgs& a, int64_t t, int64_t count) {
+    const int64_t pairs = round_up(a.k, kDepthStep) / 2 * (kColumnBlock / (W * kLinearVecs));
+    return {panel + bytes * t / count, (bytes / pairs + count - 1) / count};
+}
+
 // Each panel of weights meets all rows before the next one is read: it comes from memory once.
 inline void multiply_range(const TileKernels& tiles, const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0,
-                           int64_t block1) {
-    int64_t rows = row1 - row0, count = (rows + kLinearRows - 1) / kLinearRows;
+                           int64_t block1, int64_t block_bytes) {
+    const int64_t count = (row1 - row0 + kLinearRows - 1) / kLinearRows;
     for (int64_t block = block0; block < block1;) {
+        const char* next = static_cast<const char*>(a.weight) + (block + 1) * block_bytes;
+        const bool ahead = count > 1 && block + 1 < a.fetch_end;
         int64_t step = 1;
         for (int64_t t = 0, row = row0; t < count; ++t) {
             int64_t size = (row1 - row) / (count - t); // nearly equal tiles: none with few rows
             bool both = count == 1 && tiles.two[size] && block + 1 < block1;
             step = both ? 2 : 1;
-            (both ? tiles.two[size] : tiles.one[size])(a, row, block);
+            TileKernel kernel = ahead ? tiles.ahead[size] : both ? tiles.two[size] : tiles.one[size];
+            kernel(a, row, block, share_of(next, block_bytes, a, t, count));
             row += size;
         }
         block += step;
@@ -252,9 +275,9 @@ inline void multiply_range(const TileKernels& tiles, const LinearArgs& a, int64_
 }
 
 void linear_bf16(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
-    multiply_range(kTiles.bf16, a, row0, row1, block0, block1);
+    multiply_range(kTiles.bf16, a, row0, row1, block0, block1, bf16_block_elements(a.k) * 2);
 }
 
 void linear_f32(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
-    multiply_range(kTiles.f32, a, row0, row1, block0, block1);
+    multiply_range(kTiles.f32, a, row0, row1, block0, block1, a.k * kColumnBlock * 4);
 }

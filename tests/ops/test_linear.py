@@ -60,6 +60,18 @@ def test_rows_keep_their_bits_at_every_batch_size(isa: str, k: int, n: int) -> N
         assert same_bits(np.array(backend.ops.linear(x[:m].copy(), packed)), whole[:m])
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m", [1, 3, 40, 400])
+def test_the_number_of_threads_changes_no_bit(isa: str, dtype: str, m: int) -> None:
+    weight, x = Dense(act(normal(1, 300, 65), dtype)), act(normal(2, m, 65), dtype)
+    results = []
+    for threads in (1, 2, 3, 7, 16):  # more than there are blocks of columns for one chunk of rows
+        backend = device(isa, dtype, threads)
+        results.append(backend.to_host(backend.ops.linear(x, backend.weight(weight))))
+    assert all(same_bits(result, results[0]) for result in results)
+
+
 def test_the_bits_of_bfloat16_are_those_of_its_definition() -> None:
     """Rounding to nearest even on the way in, also of values halfway, of infinities, NaN and the largest numbers."""
     values = np.array([1.0, 1.00390625, 1.01171875, -0.0, np.inf, -np.inf, np.nan, 3.4e38, 1e-30], np.float32)

@@ -1,0 +1,53 @@
+// Work shared out among threads in spans of consecutive units: each thread works through its own span in order, so that what
+// comes next is known while a unit runs, and takes from the end of another's when its own is done.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+namespace octavo {
+
+class Spans {
+public:
+    // A run [begin, end) of units claimed together; they are followed by more of the same claimant's up to `limit`.
+    struct Claim {
+        int64_t begin, end, limit;
+    };
+
+    // Fewer than 2^31 units.
+    Spans(int64_t units, int count) : spans_(count) {
+        for (int i = 0; i < count; ++i) spans_[i].rest = pack(units * i / count, units * (i + 1) / count);
+    }
+
+    // Up to `most` units from the front of span `own`, or one from the back of another. False: none are left.
+    bool claim(int own, int64_t most, Claim& claim) {
+        if (take(spans_[own], most, true, claim)) return true;
+        for (size_t i = 1; i < spans_.size(); ++i) {
+            if (take(spans_[(own + i) % spans_.size()], 1, false, claim)) return true;
+        }
+        return false;
+    }
+
+private:
+    struct alignas(64) Span {
+        std::atomic<uint64_t> rest; // [high half, low half) is unclaimed
+    };
+
+    static uint64_t pack(int64_t begin, int64_t end) { return static_cast<uint64_t>(begin) << 32 | static_cast<uint64_t>(end); }
+
+    static bool take(Span& span, int64_t most, bool front, Claim& claim) {
+        for (uint64_t seen = span.rest.load(std::memory_order_relaxed);;) {
+            const int64_t begin = static_cast<int64_t>(seen >> 32), end = static_cast<int64_t>(seen & 0xFFFFFFFFu);
+            if (begin == end) return false;
+            const int64_t count = end - begin < most ? end - begin : most;
+            claim = front ? Claim{begin, begin + count, end} : Claim{end - count, end, end};
+            const uint64_t rest = front ? pack(begin + count, end) : pack(begin, end - count);
+            if (span.rest.compare_exchange_weak(seen, rest, std::memory_order_relaxed)) return true;
+        }
+    }
+
+    std::vector<Span> spans_;
+};
+
+} // namespace octavo
