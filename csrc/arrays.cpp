@@ -3,10 +3,7 @@
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #include <numpy/arrayobject.h>
 
-#include <algorithm>
 #include <string>
-
-#include "memory.hpp"
 
 namespace octavo {
 
@@ -28,8 +25,6 @@ const char* type_name(Type type) {
                           (ndim == 1 ? " dimension" : " dimensions");
     throw nb::type_error(message.c_str());
 }
-
-constexpr int64_t kFirstChunk = int64_t{4} << 20;
 
 } // namespace
 
@@ -78,6 +73,10 @@ Array Arrays::read_matrix(nb::handle object, const char* name, Type& type) const
     return read(object, name, type, 2);
 }
 
+char* Arrays::data_of(nb::handle object) {
+    return PyArray_Check(object.ptr()) ? PyArray_BYTES(reinterpret_cast<PyArrayObject*>(object.ptr())) : nullptr;
+}
+
 nb::object Arrays::view(void* data, Type type, int64_t rows, int64_t columns, int ndim, nb::handle owner) const {
     npy_intp shape[2] = {rows, columns};
     PyArray_Descr* descr;
@@ -95,34 +94,6 @@ nb::object Arrays::view(void* data, Type type, int64_t rows, int64_t columns, in
         throw nb::python_error();
     }
     return nb::steal(array);
-}
-
-Arena::Chunk Arena::make_chunk(int64_t bytes) {
-    auto* region = new Region(bytes);
-    return {region->data(), bytes, nb::capsule(region, [](void* p) noexcept { delete static_cast<Region*>(p); })};
-}
-
-char* Arena::allocate(int64_t bytes) {
-    bytes = (std::max<int64_t>(bytes, 1) + 63) / 64 * 64;
-    while (current_ < chunks_.size() && used_ + bytes > chunks_[current_].bytes) {
-        if (current_ + 1 == chunks_.size()) break;
-        ++current_;
-        used_ = 0;
-    }
-    if (chunks_.empty() || used_ + bytes > chunks_[current_].bytes) {
-        int64_t last = chunks_.empty() ? kFirstChunk / 2 : chunks_.back().bytes;
-        chunks_.push_back(make_chunk(std::max(bytes, 2 * last)));
-        current_ = chunks_.size() - 1;
-        used_ = 0;
-    }
-    char* result = chunks_[current_].data + used_;
-    used_ += bytes;
-    return result;
-}
-
-void Arena::reset() {
-    current_ = 0;
-    used_ = 0;
 }
 
 } // namespace octavo

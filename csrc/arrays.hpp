@@ -5,7 +5,6 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <vector>
 
 namespace octavo {
 
@@ -33,6 +32,9 @@ public:
     // Of type float32 or bfloat16; which one is returned in `type`.
     Array read_matrix(nb::handle object, const char* name, Type& type) const;
 
+    // Where an array's elements begin; null for what is no array.
+    static char* data_of(nb::handle object);
+
     // An array over memory that `owner` keeps alive. ndim 1 or 2.
     nb::object view(void* data, Type type, int64_t rows, int64_t columns, int ndim, nb::handle owner) const;
 
@@ -40,27 +42,6 @@ private:
     int number(Type type) const;
 
     nb::object bfloat16_;
-};
-
-// Memory of results: handed out in sequence, all of it free again at reset(). Grows by chunks that arrays keep alive.
-class Arena {
-public:
-    char* allocate(int64_t bytes);
-    // The owner of what was allocated last.
-    nb::handle owner() const { return chunks_[current_].capsule; }
-    void reset();
-
-private:
-    struct Chunk {
-        char* data;
-        int64_t bytes;
-        nb::object capsule;
-    };
-    static Chunk make_chunk(int64_t bytes);
-
-    std::vector<Chunk> chunks_;
-    size_t current_ = 0;
-    int64_t used_ = 0;
 };
 
 // Once, when the module is imported.

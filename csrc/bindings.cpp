@@ -4,8 +4,10 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind_ceilings.hpp"
 #include "bind_dequantize.hpp"
 #include "bind_integer.hpp"
+#include "bind_program.hpp"
 #include "cpu_features.hpp"
 #include "device.hpp"
 
@@ -27,10 +29,11 @@ void bind_memory(nb::module_& m) {
         .def_ro("columns", &PackedWeight::columns)
         .def_prop_ro("num_bytes", [](const PackedWeight& w) { return w.region.bytes(); });
     nb::class_<KVBlocks>(m, "KVBlocks")
-        .def(nb::init<int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, bool>(), nb::kw_only(), "num_layers"_a, "num_blocks"_a,
-             "num_host_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "bfloat16"_a)
+        .def(nb::init<int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, const std::string&>(), nb::kw_only(), "num_layers"_a, "num_blocks"_a,
+             "num_host_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "dtype"_a)
         .def_ro("num_blocks", &KVBlocks::num_blocks)
-        .def_ro("num_host_blocks", &KVBlocks::num_host_blocks);
+        .def_ro("num_host_blocks", &KVBlocks::num_host_blocks)
+        .def_prop_ro("num_bytes", [](const KVBlocks& blocks) { return blocks.device.bytes(); });
 }
 
 void bind_heads(nb::module_& m) {
@@ -46,17 +49,18 @@ void bind_heads(nb::module_& m) {
 NB_MODULE(_native, m) {
     import_numpy();
     m.def("cpu_features", &cpu_features);
+    bind_ceilings(m);
     bind_dequantize(m);
     bind_memory(m);
     bind_heads(m);
     nb::class_<Device> device(m, "Device");
     bind_integer(m, device);
+    bind_program(m, device);
     device
         .def(nb::init<const std::string&, int, const std::vector<int>&, bool, nb::handle, const std::string&>(), "isa"_a,
              "num_threads"_a, nb::kw_only(), "cores"_a, "act_bfloat16"_a, "bfloat16"_a, "integer_kernels"_a = "auto")
         .def_prop_ro("isa", &Device::isa)
         .def_prop_ro("num_threads", &Device::num_threads)
-        .def("begin_step", &Device::begin_step)
         .def("pack", &Device::pack, "weight"_a)
         .def("embedding", &Device::embedding, "ids"_a, "table"_a)
         .def("linear", &Device::linear, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none())
@@ -65,9 +69,8 @@ NB_MODULE(_native, m) {
         .def("gather_rows", &Device::gather_rows, "x"_a, "rows"_a)
         .def("head_norm", &Device::head_norm, "qkv"_a, "weight"_a, "shape"_a, "keys"_a, "eps"_a)
         .def("rotary", &Device::rotary, "qkv"_a, "positions"_a, "cos_sin"_a, "shape"_a)
-        .def("write_kv", &Device::write_kv, "cache"_a, "layer"_a, "qkv"_a, "slot_mapping"_a, "shape"_a)
-        .def("attention", &Device::attention, "cache"_a, "layer"_a, "qkv"_a, "query_start"_a, "seq_lens"_a, "block_tables"_a,
-             "shape"_a, "scale"_a, "window"_a)
+        .def("attention", &Device::attention, "cache"_a, "layer"_a, "qkv"_a, "slot_mapping"_a, "query_start"_a, "seq_lens"_a,
+             "block_tables"_a, "shape"_a, "scale"_a, "window"_a)
         .def("copy_blocks", &Device::copy_blocks, "cache"_a, "swap_out"_a, "swap_in"_a, "copy"_a)
         .def("argmax", &Device::argmax, "logits"_a)
         .def("sample", &Device::sample, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seeds"_a, "positions"_a)

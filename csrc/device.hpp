@@ -1,6 +1,8 @@
-// The ops as Python calls them: checks arguments, takes memory for results from the arena, cuts the work into units and runs
-// them on the pool with the interpreter's lock released. Checks are cheap but complete: no argument can make a kernel touch
-// memory that is not its own. See octavo/backends/base.py for what each op means.
+// The ops as Python calls them. Each checks its arguments, takes memory for its result and issues one body: code that cuts the
+// work into units and runs them on the pool. A body runs at once, with the interpreter's lock released, or is appended to the
+// program being recorded; either way it is the same code, which reads numbers of rows and the contents of arrays when it runs.
+// Checks are cheap but complete: no argument can make a kernel touch memory that is not its own. What each op means is in
+// octavo/backends/base.py.
 #pragma once
 
 #include <memory>
@@ -12,6 +14,7 @@
 #include "integer_weight.hpp"
 #include "kernels.hpp"
 #include "memory.hpp"
+#include "program.hpp"
 #include "sampling.hpp"
 #include "thread_pool.hpp"
 
@@ -30,7 +33,12 @@ public:
     const char* isa() const { return kernels_->isa; }
     int num_threads() const { return pool_.size(); }
 
-    void begin_step() { arena_.reset(); }
+    // Ops are appended to the program, not run, until end_recording().
+    void begin_recording(Program& program);
+    void end_recording() { program_ = nullptr; }
+    std::unique_ptr<Program> new_program() const { return std::make_unique<Program>(arrays_); }
+    void replay(Program& program, const std::vector<nb::object>& inputs);
+
     std::unique_ptr<PackedWeight> pack(nb::handle matrix);
     std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source);
 
@@ -44,9 +52,8 @@ public:
     void head_norm(nb::handle qkv, nb::handle weight, HeadShape shape, bool keys, float eps);
     void rotary(nb::handle qkv, nb::handle positions, nb::handle cos_sin, HeadShape shape);
 
-    void write_kv(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, HeadShape shape);
-    nb::object attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle query_start, nb::handle seq_lens,
-                         nb::handle tables, HeadShape shape, float scale, int32_t window);
+    nb::object attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, nb::handle query_start,
+                         nb::handle seq_lens, nb::handle tables, HeadShape shape, float scale, int32_t window);
     void copy_blocks(const KVBlocks& cache, nb::handle swap_out, nb::handle swap_in, nb::handle copy);
 
     nb::object argmax(nb::handle logits);
@@ -56,29 +63,52 @@ public:
 
 private:
     Type act() const { return act_bf16_ ? Type::bfloat16 : Type::float32; }
-    // A result of this device; `data` receives its memory.
-    nb::object result(Type type, int64_t rows, int64_t columns, int ndim, char*& data);
-    // body(row0, row1) over all rows, in parallel where `work` (elements touched) is worth it.
-    template <class Body> void over_rows(int64_t rows, int64_t work, const Body& body);
-    // body(unit, thread) over all units in parallel.
-    template <class Body> void over_units(int64_t count, const Body& body);
-    Array heads_of(nb::handle qkv, HeadShape shape, bool write) const;
+    struct Result {
+        nb::object array;
+        char* data;
+        float* floats() const { return reinterpret_cast<float*>(data); }
+        int32_t* ints() const { return reinterpret_cast<int32_t*>(data); }
+    };
+
+    // Arguments, as Arrays reads them. What a program being recorded refers to lives as long as the program.
+    Array read(nb::handle object, const char* name, Type type, int ndim);
+    Array write(nb::handle object, const char* name, Type type, int ndim);
+    Array read_matrix(nb::handle object, const char* name, Type& type);
+    template <class Object> void hold(const Object& object);
+    Array heads_of(nb::handle qkv, HeadShape shape, bool write);
+    // The number of an argument's rows, or of its columns, when the op runs.
+    Size rows_of(const Array& array) const;
+    Size columns_of(const Array& array) const;
+    Result result(Type type, Size rows, int64_t columns, int ndim);
+    // Memory for this op's body alone.
+    ResultMemory::Lease scratch(int64_t bytes);
+
+    // Runs body() now, or appends it to the program being recorded: all that it refers to must be captured by value.
+    template <class Body> void issue(Body body);
+    // Runs body() now in any case.
+    template <class Body> void run(Body&& body);
+    // For bodies: call(row0, row1) over all rows, in parallel where `work` (elements touched) is worth it.
+    template <class Call> void over_rows(int64_t rows, int64_t work, const Call& call);
+    // For bodies: call(unit, thread) over all units in parallel.
+    template <class Call> void over_units(int64_t count, const Call& call);
+
     // Checks and takes in bias and residual, finds memory for the result of `in` times `weight` (a packed weight of any kind).
     template <class Args, class Weight>
     nb::object open_output(Args& args, const Array& in, const Weight& weight, nb::handle bias, nb::handle residual);
-    void multiply(LinearArgs args, const PackedWeight& weight);
-    void stage_activations(LinearArgs& args);
-    bool attend(const AttentionArgs& args, std::vector<AttentionUnit> units);
-    // At least so many floats, aligned to a cache line, for the unit that `thread` is working on.
-    float* attention_scratch(int thread, size_t floats);
+    // Brings x into the form that the kernel wants.
+    void stage_activations(LinearArgs& args, char* staged);
+    void multiply(const LinearArgs& args, bool bf16);
+    bool attend(const AttentionArgs& args, int64_t sequences);
 
     const KernelTable* kernels_;
     const IntegerKernels* integer_;
     bool act_bf16_;
     Arrays arrays_;
-    Arena arena_;
+    std::shared_ptr<ResultMemory> memory_ = std::make_shared<ResultMemory>();
+    Program* program_ = nullptr; // being recorded
     ThreadPool pool_;
-    std::mutex busy_; // held while the pool runs an op; the two below are touched by the op's units only
+    std::mutex busy_; // held while bodies run; the rest is theirs
+    std::vector<float> partition_states_;
     std::vector<std::vector<float>> attention_scratch_; // one a thread
     std::vector<LogitsScratch> logits_scratch_;         // one a thread
 };

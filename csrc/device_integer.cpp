@@ -14,8 +14,6 @@ constexpr int64_t kRowsOfUnit = 192;       // rows of a unit: their records shou
 constexpr int64_t kUnitsPerThread = 12;    // at most
 constexpr double kUnitNanoseconds = 6000;  // a unit costs some hundred nanoseconds to hand out
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 int64_t weight_bytes(int64_t rows, int64_t groups, bool four) {
     const int64_t limit = std::numeric_limits<int32_t>::max();
     check(rows >= 0 && groups >= 1 && rows < limit && groups < limit / kGroup, "size out of range");
@@ -81,36 +79,46 @@ void pack_integer_blocks(const IntegerSource& source, IntegerWeight& weight, int
 
 std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source) {
     auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.four());
-    over_units(divide_up(source.rows, kIntegerColumns),
-               [&](int64_t block, int) { pack_integer_blocks(source, *weight, block, block + 1); });
+    run([&] {
+        over_units(divide_up(source.rows, kIntegerColumns),
+                   [&](int64_t block, int) { pack_integer_blocks(source, *weight, block, block + 1); });
+    });
     return weight;
 }
 
 nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table) {
-    Array in = arrays_.read(ids, "ids", Type::int32, 1);
-    check_range("token id", in.ints(), in.shape[0], 0, table.rows);
-    char* data;
-    nb::object out = result(Type::float32, in.shape[0], table.columns, 2, data);
-    IntegerEmbeddingArgs args{in.ints(), table.region.data(), reinterpret_cast<float*>(data), table.columns / kGroup, table.four};
-    over_rows(in.shape[0], in.shape[0] * table.columns * 4,
-              [&](int64_t r0, int64_t r1) { integer_->embedding(args, r0, r1); });
-    return out;
+    const Array in = read(ids, "ids", Type::int32, 1);
+    hold(table);
+    const Size rows = rows_of(in);
+    const Result out = result(Type::float32, rows, table.columns, 2);
+    const IntegerEmbeddingArgs args{in.ints(), table.region.data(), out.floats(), table.columns / kGroup, table.four};
+    issue([this, args, rows, ids_end = table.rows] {
+        const int64_t count = rows.now();
+        check_range("token id", args.ids, count, 0, ids_end);
+        over_rows(count, count * args.groups * kGroup * 4, [&](int64_t r0, int64_t r1) { integer_->embedding(args, r0, r1); });
+    });
+    return out.array;
 }
 
 nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual) {
-    Array in = arrays_.read(x, "x", act(), 2);
-    const int64_t rows = in.shape[0], groups = weight.columns / kGroup;
-    const IntegerKernels& kernels = kernels_for(*integer_, rows, weight.plain_activations);
-    const int64_t tiles = divide_up(rows, kernels.rows_of_tile);
-    IntegerLinearArgs args{nullptr, weight.region.data(), nullptr, nullptr, nullptr, rows, weight.rows, groups, tiles, weight.four,
-                           weight.plain_activations};
+    const Array in = read(x, "x", act(), 2);
+    const Size rows = rows_of(in);
+    const int64_t groups = weight.columns / kGroup;
+    const bool plain = weight.plain_activations;
+    IntegerLinearArgs args{nullptr, weight.region.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, plain};
     nb::object out = open_output(args, in, weight, bias, residual);
-    char* records = arena_.allocate(rows * groups * (args.plain ? kPlainRecord : kRecord));
-    args.x = records;
-    QuantizeArgs quantize{in.data, records, rows, groups, tiles, act_bf16_, args.four, args.plain};
-    over_rows(tiles, in.size() * 2, [&](int64_t t0, int64_t t1) { kernels.quantize(quantize, t0, t1); });
-    const IntegerCut cut = cut_integer(args, pool_.size());
-    over_units(cut.units(), [&](int64_t unit, int) { run_integer_unit(kernels, args, cut, unit); });
+    const auto records = scratch(rows.capacity * groups * (plain ? kPlainRecord : kRecord));
+    args.x = records.data();
+    QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four, plain};
+    issue([this, args, quantize, rows]() mutable {
+        args.rows = quantize.rows = rows.now();
+        const IntegerKernels& kernels = kernels_for(*integer_, args.rows, args.plain);
+        args.tiles = quantize.tiles = divide_up(args.rows, kernels.rows_of_tile);
+        over_rows(args.tiles, 2 * args.rows * args.groups * kGroup,
+                  [&](int64_t t0, int64_t t1) { kernels.quantize(quantize, t0, t1); });
+        const IntegerCut cut = cut_integer(args, pool_.size());
+        over_units(cut.units(), [&](int64_t unit, int) { run_integer_unit(kernels, args, cut, unit); });
+    });
     return out;
 }
 

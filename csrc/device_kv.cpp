@@ -16,29 +16,27 @@ void check_cache(const KVBlocks& cache, int64_t layer, HeadShape shape) {
           "the KV cache has another number of kv heads or another head_dim");
 }
 
-void check_sequences(const Array& query_start, const Array& seq_lens, const Array& tables, int64_t rows, int64_t block_size) {
-    const int64_t n = seq_lens.shape[0];
-    const int32_t *start = query_start.ints(), *lens = seq_lens.ints();
-    check(query_start.shape[0] == n + 1, "attention: query_start must have one value more than seq_lens");
-    check(tables.shape[0] == n, "attention: there must be one row of block_tables for each sequence");
+void check_sequences(const AttentionArgs& a, int64_t starts, int64_t n, int64_t rows) {
+    const int32_t *start = a.query_start, *lens = a.seq_lens;
+    check(starts == n + 1, "attention: query_start must have one value more than seq_lens");
     check(start[0] == 0 && start[n] == rows, "attention: query_start must run from 0 to the number of rows");
     for (int64_t i = 0; i < n; ++i) {
         int64_t length = int64_t{start[i + 1]} - start[i];
         check(length >= 0, "attention: query_start must not decrease");
         check(lens[i] >= length, "attention: a sequence cannot be shorter than its queries");
-        check(int64_t{lens[i]} <= tables.shape[1] * block_size, "attention: a block table is too short for its sequence");
+        check(int64_t{lens[i]} <= a.table_width * a.block_size, "attention: a block table is too short for its sequence");
     }
 }
 
 // The last rows of a sequence see most: they are claimed first.
-std::vector<AttentionUnit> make_units(const int32_t* start, int64_t n, HeadShape shape) {
-    const auto rows = static_cast<int32_t>(std::max<int64_t>(1, kHeadsOfUnit / (shape.num_heads / shape.num_kv_heads)));
+std::vector<AttentionUnit> make_units(const AttentionArgs& a, int64_t sequences) {
+    const auto rows = static_cast<int32_t>(std::max<int64_t>(1, kHeadsOfUnit / (a.num_heads / a.num_kv_heads)));
     std::vector<AttentionUnit> units;
-    units.reserve(n * shape.num_kv_heads);
-    for (int32_t seq = 0; seq < n; ++seq) {
-        for (int32_t row1 = start[seq + 1]; row1 > start[seq]; row1 -= rows) {
-            for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
-                units.push_back({seq, head, std::max(start[seq], row1 - rows), row1, 0, INT32_MAX, nullptr});
+    units.reserve(sequences * a.num_kv_heads);
+    for (int32_t seq = 0; seq < sequences; ++seq) {
+        for (int32_t row1 = a.query_start[seq + 1]; row1 > a.query_start[seq]; row1 -= rows) {
+            for (int32_t head = 0; head < a.num_kv_heads; ++head) {
+                units.push_back({seq, head, std::max(a.query_start[seq], row1 - rows), row1, 0, INT32_MAX, nullptr});
             }
         }
     }
@@ -57,49 +55,81 @@ Partitions partitions_of(const AttentionArgs& a, const AttentionUnit& u) {
     return {first, (end + kPartition - 1) / kPartition - first};
 }
 
-} // namespace
-
-void Device::write_kv(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, HeadShape shape) {
-    Array in = heads_of(qkv, shape, false), at = arrays_.read(slots, "slot_mapping", Type::int32, 1);
-    check_cache(cache, layer, shape);
-    check(at.shape[0] == in.shape[0], "write_kv: there must be one slot for each row of qkv");
-    check_range("slot", at.ints(), at.shape[0], -1, cache.num_blocks * cache.block_size);
-    WriteKVArgs args{in.floats(),        in.shape[1],    at.ints(),        cache.layer(layer), shape.num_heads,
-                     shape.num_kv_heads, shape.head_dim, cache.block_size, cache.bf16};
-    int64_t work = in.shape[0] * 2 * shape.num_kv_heads * shape.head_dim;
-    over_rows(in.shape[0], work, [&](int64_t r0, int64_t r1) { kernels_->write_kv(args, r0, r1); });
+// Sequences with several query rows, whose units read one another's keys and values: these are stored before, so many at once.
+std::vector<std::pair<int32_t, int32_t>> rows_to_write(const AttentionArgs& a, int64_t sequences) {
+    constexpr int32_t kRows = 32;
+    std::vector<std::pair<int32_t, int32_t>> spans;
+    for (int64_t i = 0; i < sequences; ++i) {
+        const int32_t end = a.query_start[i + 1];
+        if (end - a.query_start[i] == 1) continue;
+        for (int32_t row = a.query_start[i]; row < end; row += kRows) spans.emplace_back(row, std::min(end, row + kRows));
+    }
+    return spans;
 }
 
-float* Device::attention_scratch(int thread, size_t floats) {
-    std::vector<float>& memory = attention_scratch_[thread];
+// Ends of runs of units: a thread claims a run, within which each unit asks for what the next will read. Runs shrink, so that
+// the threads end together.
+std::vector<int64_t> cut_runs(const AttentionArgs& a, const std::vector<AttentionUnit>& units, int threads) {
+    constexpr int64_t kOfUnit = kTokenTile; // what a unit costs at least, in positions
+    const auto cost = [&](const AttentionUnit& u) {
+        return (kOfUnit + std::min<int64_t>(a.seq_lens[u.seq], int64_t{u.part1 - u.part0} * kPartition)) * (u.row1 - u.row0);
+    };
+    int64_t left = 0;
+    for (const AttentionUnit& unit : units) left += cost(unit);
+    std::vector<int64_t> ends;
+    for (size_t i = 0; i < units.size();) {
+        const int64_t enough = left - left / (2 * threads);
+        do left -= cost(units[i++]);
+        while (i < units.size() && left > enough);
+        ends.push_back(static_cast<int64_t>(i));
+    }
+    return ends;
+}
+
+float* at_cache_line(std::vector<float>& memory, size_t floats) {
     if (memory.size() < floats + 16) memory.resize(floats + 16);
     return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
 }
 
+} // namespace
+
 // Where there are too few units to occupy the threads, long ones are cut into their partitions, and these merged in order:
 // as a unit does it by itself, so that the result is the same.
-bool Device::attend(const AttentionArgs& args, std::vector<AttentionUnit> units) {
-    std::vector<AttentionUnit> parts;
+bool Device::attend(const AttentionArgs& args, int64_t sequences) {
+    const auto spans = rows_to_write(args, sequences);
+    over_units(static_cast<int64_t>(spans.size()), [&](int64_t i, int) {
+        kernels_->write_kv(args, spans[i].first, spans[i].second);
+    });
+    std::vector<AttentionUnit> units = make_units(args, sequences);
     const bool cut = static_cast<int64_t>(units.size()) < kUnitsPerThread * pool_.size() && pool_.size() > 1;
-    int64_t rows = 0;
+    int64_t rows = 0, state_floats = 0;
+    for (const AttentionUnit& unit : units) {
+        rows = std::max<int64_t>(rows, unit.row1 - unit.row0);
+        const int64_t count = cut ? partitions_of(args, unit).count : 1;
+        if (count > 1) state_floats += count * kernels_->attention_state(args, unit.row1 - unit.row0);
+    }
+    float* state = at_cache_line(partition_states_, state_floats);
+    std::vector<AttentionUnit> parts;
+    parts.reserve(units.size());
     for (AttentionUnit& unit : units) {
         const Partitions range = partitions_of(args, unit);
-        rows = std::max<int64_t>(rows, unit.row1 - unit.row0);
         if (!cut || range.count == 1) {
             parts.push_back(unit);
             continue;
         }
         const int64_t floats = kernels_->attention_state(args, unit.row1 - unit.row0);
-        unit.state = reinterpret_cast<float*>(arena_.allocate(range.count * floats * 4));
-        for (int64_t i = 0; i < range.count; ++i) {
+        unit.state = state;
+        for (int64_t i = 0; i < range.count; ++i, state += floats) {
             const auto part = static_cast<int32_t>(range.first + i);
-            parts.push_back({unit.seq, unit.kv_head, unit.row0, unit.row1, part, part + 1, unit.state + i * floats});
+            parts.push_back({unit.seq, unit.kv_head, unit.row0, unit.row1, part, part + 1, state});
         }
     }
     const auto floats = static_cast<size_t>(kernels_->attention_scratch(args, rows));
+    const std::vector<int64_t> ends = cut_runs(args, parts, pool_.size());
     std::atomic<bool> valid{true};
-    over_units(static_cast<int64_t>(parts.size()), [&](int64_t i, int thread) {
-        if (!kernels_->attention(args, parts[i], attention_scratch(thread, floats))) valid = false;
+    over_units(static_cast<int64_t>(ends.size()), [&](int64_t i, int thread) {
+        const int64_t first = i ? ends[i - 1] : 0;
+        if (!kernels_->attention(args, &parts[first], ends[i] - first, at_cache_line(attention_scratch_[thread], floats))) valid = false;
     });
     if (parts.size() == units.size() || !valid) return valid;
     over_units(static_cast<int64_t>(units.size()), [&](int64_t i, int) {
@@ -108,26 +138,34 @@ bool Device::attend(const AttentionArgs& args, std::vector<AttentionUnit> units)
     return true;
 }
 
-nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle query_start, nb::handle seq_lens,
-                             nb::handle tables, HeadShape shape, float scale, int32_t window) {
-    Array in = heads_of(qkv, shape, false);
-    Array start = arrays_.read(query_start, "query_start", Type::int32, 1);
-    Array lens = arrays_.read(seq_lens, "seq_lens", Type::int32, 1), blocks = arrays_.read(tables, "block_tables", Type::int32, 2);
+nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, nb::handle query_start,
+                             nb::handle seq_lens, nb::handle tables, HeadShape shape, float scale, int32_t window) {
+    const Array in = heads_of(qkv, shape, false), at = read(slots, "slot_mapping", Type::int32, 1);
+    const Array start = read(query_start, "query_start", Type::int32, 1), lens = read(seq_lens, "seq_lens", Type::int32, 1);
+    const Array blocks = read(tables, "block_tables", Type::int32, 2);
     check_cache(cache, layer, shape);
     check(window >= 0, "attention: the window must be positive");
-    check_sequences(start, lens, blocks, in.shape[0], cache.block_size);
-    char* data;
-    nb::object out = result(act(), in.shape[0], int64_t{shape.num_heads} * shape.head_dim, 2, data);
-    AttentionArgs args{in.floats(),     in.shape[1],     cache.layer(layer), data,
-                       start.ints(),    lens.ints(),     blocks.ints(),      blocks.shape[1],
+    const Size rows = rows_of(in), sequences = rows_of(lens), starts = rows_of(start), width = columns_of(blocks);
+    check(rows_of(at).same(rows), "attention: there must be one slot for each row of qkv");
+    check(rows_of(blocks).same(sequences), "attention: there must be one row of block_tables for each sequence");
+    hold(cache);
+    const Result out = result(act(), rows, int64_t{shape.num_heads} * shape.head_dim, 2);
+    AttentionArgs args{in.floats(),     in.shape[1],     at.ints(),          cache.layer(layer), out.data,
+                       start.ints(),    lens.ints(),     blocks.ints(),      0,
                        shape.num_heads, shape.num_kv_heads, shape.head_dim,  cache.block_size,
-                       static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)), window, scale, cache.bf16, act_bf16_};
-    const bool valid = attend(args, make_units(args.query_start, lens.shape[0], shape));
-    check(valid, "block id out of range in block_tables");
-    return out;
+                       static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)), cache.head_bytes(), window, scale,
+                       cache.type, act_bf16_};
+    issue([this, args, rows, sequences, starts, width, slots_end = cache.num_blocks * cache.block_size]() mutable {
+        args.table_width = width.now();
+        check_range("slot", args.slots, rows.now(), -1, slots_end);
+        check_sequences(args, starts.now(), sequences.now(), rows.now());
+        check(attend(args, sequences.now()), "block id out of range in block_tables");
+    });
+    return out.array;
 }
 
 void Device::copy_blocks(const KVBlocks& cache, nb::handle swap_out, nb::handle swap_in, nb::handle copy) {
+    check(!program_, "copy_blocks cannot be recorded");
     struct Move {
         Array pairs;
         const Region *source, *target;
@@ -135,9 +173,9 @@ void Device::copy_blocks(const KVBlocks& cache, nb::handle swap_out, nb::handle 
     };
     const int64_t device = cache.num_blocks, host = cache.num_host_blocks;
     const Move moves[3] = {
-        {arrays_.read(swap_out, "swap_out", Type::int32, 2), &cache.device, &cache.host, device, host},
-        {arrays_.read(swap_in, "swap_in", Type::int32, 2), &cache.host, &cache.device, host, device},
-        {arrays_.read(copy, "copy", Type::int32, 2), &cache.device, &cache.device, device, device},
+        {read(swap_out, "swap_out", Type::int32, 2), &cache.device, &cache.host, device, host},
+        {read(swap_in, "swap_in", Type::int32, 2), &cache.host, &cache.device, host, device},
+        {read(copy, "copy", Type::int32, 2), &cache.device, &cache.device, device, device},
     };
     for (const Move& move : moves) {
         check(move.pairs.shape[1] == 2, "copy_blocks: copies must be pairs");
@@ -147,16 +185,18 @@ void Device::copy_blocks(const KVBlocks& cache, nb::handle swap_out, nb::handle 
         }
     }
     const int64_t bytes = cache.layer_block_bytes();
-    for (const Move& move : moves) {
-        if (move.pairs.shape[0] == 0) continue;
-        over_units(cache.num_layers, [&](int64_t layer, int) {
-            for (int64_t i = 0; i < move.pairs.shape[0]; ++i) {
-                const int32_t* pair = move.pairs.ints() + 2 * i;
-                std::memmove(move.target->data() + (layer * move.targets + pair[1]) * bytes,
-                             move.source->data() + (layer * move.sources + pair[0]) * bytes, bytes);
-            }
-        });
-    }
+    run([&] {
+        for (const Move& move : moves) {
+            if (move.pairs.shape[0] == 0) continue;
+            over_units(cache.num_layers, [&](int64_t layer, int) {
+                for (int64_t i = 0; i < move.pairs.shape[0]; ++i) {
+                    const int32_t* pair = move.pairs.ints() + 2 * i;
+                    std::memmove(move.target->data() + (layer * move.targets + pair[1]) * bytes,
+                                 move.source->data() + (layer * move.sources + pair[0]) * bytes, bytes);
+                }
+            });
+        }
+    });
 }
 
 } // namespace octavo

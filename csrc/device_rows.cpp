@@ -30,46 +30,99 @@ Device::Device(const std::string& isa, int num_threads, const std::vector<int>& 
             cores),
       attention_scratch_(pool_.size()), logits_scratch_(pool_.size()) {}
 
-nb::object Device::result(Type type, int64_t rows, int64_t columns, int ndim, char*& data) {
-    data = arena_.allocate(rows * columns * (type == Type::bfloat16 ? 2 : 4));
-    return arrays_.view(data, type, rows, columns, ndim, arena_.owner());
+void Device::begin_recording(Program& program) {
+    check(program.is_of(arrays_), "the program is another device's");
+    check(!program_, "a program is being recorded already");
+    check(program.num_ops() == 0, "the program has been recorded already");
+    program_ = &program;
+}
+
+void Device::replay(Program& program, const std::vector<nb::object>& inputs) {
+    check(program.is_of(arrays_), "the program is another device's");
+    check(&program != program_, "the program is still being recorded");
+    const std::vector<Array> arrays = program.check_inputs(inputs);
+    run([&] { program.run(arrays); });
+}
+
+Array Device::read(nb::handle object, const char* name, Type type, int ndim) {
+    const Array array = arrays_.read(object, name, type, ndim);
+    if (program_) program_->keep(object, array.data);
+    return array;
+}
+
+Array Device::write(nb::handle object, const char* name, Type type, int ndim) {
+    const Array array = arrays_.write(object, name, type, ndim);
+    if (program_) program_->keep(object, array.data);
+    return array;
+}
+
+Array Device::read_matrix(nb::handle object, const char* name, Type& type) {
+    const Array array = arrays_.read_matrix(object, name, type);
+    if (program_) program_->keep(object, array.data);
+    return array;
+}
+
+Size Device::rows_of(const Array& array) const {
+    return program_ ? program_->rows_of(array.data) : Size{array.shape[0], nullptr};
+}
+
+Size Device::columns_of(const Array& array) const {
+    return program_ ? program_->columns_of(array.data) : Size{array.shape[1], nullptr};
+}
+
+ResultMemory::Lease Device::scratch(int64_t bytes) { return (program_ ? program_->memory() : *memory_).allocate(bytes); }
+
+Device::Result Device::result(Type type, Size rows, int64_t columns, int ndim) {
+    ResultMemory::Lease lease = scratch(rows.capacity * columns * (type == Type::bfloat16 ? 2 : 4));
+    char* data = lease.data();
+    if (program_) program_->set_rows(data, rows);
+    return {arrays_.view(data, type, rows.capacity, columns, ndim, std::move(lease).keep()), data};
 }
 
 nb::object Device::rms_norm(nb::handle x, nb::handle weight, float eps) {
-    Array in = arrays_.read(x, "x", Type::float32, 2), w = arrays_.read(weight, "weight", Type::float32, 1);
+    const Array in = read(x, "x", Type::float32, 2), w = read(weight, "weight", Type::float32, 1);
     check(w.shape[0] == in.shape[1], "rms_norm: weight must have one value for each column of x");
-    char* data;
-    nb::object out = result(act(), in.shape[0], in.shape[1], 2, data);
-    NormArgs args{in.floats(), w.floats(), data, in.shape[1], eps, act_bf16_};
-    over_rows(in.shape[0], in.size(), [&](int64_t r0, int64_t r1) { kernels_->rms_norm(args, r0, r1); });
-    return out;
+    const Size rows = rows_of(in);
+    const Result out = result(act(), rows, in.shape[1], 2);
+    const NormArgs args{in.floats(), w.floats(), out.data, in.shape[1], eps, act_bf16_};
+    issue([this, args, rows] {
+        const int64_t count = rows.now();
+        over_rows(count, count * args.size, [&](int64_t r0, int64_t r1) { kernels_->rms_norm(args, r0, r1); });
+    });
+    return out.array;
 }
 
 nb::object Device::silu_and_mul(nb::handle gate_up) {
-    Array in = arrays_.read(gate_up, "gate_up", Type::float32, 2);
+    const Array in = read(gate_up, "gate_up", Type::float32, 2);
     check(in.shape[1] % 2 == 0, "silu_and_mul: gate_up must have an even number of columns");
-    char* data;
-    nb::object out = result(act(), in.shape[0], in.shape[1] / 2, 2, data);
-    GatedArgs args{in.floats(), data, in.shape[1] / 2, act_bf16_};
-    over_rows(in.shape[0], 2 * in.size(), [&](int64_t r0, int64_t r1) { kernels_->silu_and_mul(args, r0, r1); });
-    return out;
+    const Size rows = rows_of(in);
+    const Result out = result(act(), rows, in.shape[1] / 2, 2);
+    const GatedArgs args{in.floats(), out.data, in.shape[1] / 2, act_bf16_};
+    issue([this, args, rows] {
+        const int64_t count = rows.now();
+        over_rows(count, 4 * count * args.size, [&](int64_t r0, int64_t r1) { kernels_->silu_and_mul(args, r0, r1); });
+    });
+    return out.array;
 }
 
 nb::object Device::gather_rows(nb::handle x, nb::handle rows) {
     Type type;
-    Array in = arrays_.read_matrix(x, "x", type), index = arrays_.read(rows, "rows", Type::int32, 1);
-    check_range("row", index.ints(), index.shape[0], 0, in.shape[0]);
-    char* data;
-    nb::object out = result(type, index.shape[0], in.shape[1], 2, data);
-    int64_t bytes = in.shape[1] * (type == Type::bfloat16 ? 2 : 4);
-    over_rows(index.shape[0], index.shape[0] * in.shape[1] / 4, [&](int64_t r0, int64_t r1) {
-        for (int64_t r = r0; r < r1; ++r) std::memcpy(data + r * bytes, in.data + index.ints()[r] * bytes, bytes);
+    const Array in = read_matrix(x, "x", type), index = read(rows, "rows", Type::int32, 1);
+    const Size from = rows_of(in), to = rows_of(index);
+    const Result out = result(type, to, in.shape[1], 2);
+    const int64_t bytes = in.shape[1] * (type == Type::bfloat16 ? 2 : 4);
+    issue([this, bytes, from, to, source = in.data, target = out.data, ids = index.ints()] {
+        const int64_t count = to.now();
+        check_range("row", ids, count, 0, from.now());
+        over_rows(count, count * bytes / 16, [&](int64_t r0, int64_t r1) {
+            for (int64_t r = r0; r < r1; ++r) std::memcpy(target + r * bytes, source + ids[r] * bytes, bytes);
+        });
     });
-    return out;
+    return out.array;
 }
 
-Array Device::heads_of(nb::handle qkv, HeadShape shape, bool write) const {
-    Array in = write ? arrays_.write(qkv, "qkv", Type::float32, 2) : arrays_.read(qkv, "qkv", Type::float32, 2);
+Array Device::heads_of(nb::handle qkv, HeadShape shape, bool write_to) {
+    const Array in = write_to ? write(qkv, "qkv", Type::float32, 2) : read(qkv, "qkv", Type::float32, 2);
     check(shape.num_heads > 0 && shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0,
           "the number of heads must be a multiple of the number of kv heads");
     check(shape.head_dim >= 8 && shape.head_dim <= 256 && shape.head_dim % 8 == 0, "head_dim must be a multiple of 8 up to 256");
@@ -78,82 +131,93 @@ Array Device::heads_of(nb::handle qkv, HeadShape shape, bool write) const {
 }
 
 void Device::head_norm(nb::handle qkv, nb::handle weight, HeadShape shape, bool keys, float eps) {
-    Array in = heads_of(qkv, shape, true), w = arrays_.read(weight, "weight", Type::float32, 1);
+    const Array in = heads_of(qkv, shape, true), w = read(weight, "weight", Type::float32, 1);
     check(w.shape[0] == shape.head_dim, "head_norm: weight must have head_dim values");
-    HeadsArgs args{in.floats(), in.shape[1], keys ? shape.num_heads : 0, keys ? shape.num_kv_heads : shape.num_heads,
-                   shape.head_dim, w.floats(), eps, nullptr, nullptr};
-    over_rows(in.shape[0], in.size(), [&](int64_t r0, int64_t r1) { kernels_->head_norm(args, r0, r1); });
+    const HeadsArgs args{in.floats(), in.shape[1], keys ? shape.num_heads : 0, keys ? shape.num_kv_heads : shape.num_heads,
+                         shape.head_dim, w.floats(), eps, nullptr, nullptr};
+    issue([this, args, rows = rows_of(in)] {
+        const int64_t count = rows.now();
+        over_rows(count, count * args.stride, [&](int64_t r0, int64_t r1) { kernels_->head_norm(args, r0, r1); });
+    });
 }
 
 void Device::rotary(nb::handle qkv, nb::handle positions, nb::handle cos_sin, HeadShape shape) {
-    Array in = heads_of(qkv, shape, true), at = arrays_.read(positions, "positions", Type::int32, 1);
-    Array table = arrays_.read(cos_sin, "cos_sin", Type::float32, 2);
+    const Array in = heads_of(qkv, shape, true), at = read(positions, "positions", Type::int32, 1);
+    const Array table = read(cos_sin, "cos_sin", Type::float32, 2);
+    const Size rows = rows_of(in);
     check(table.shape[1] == shape.head_dim, "rotary: cos_sin must have head_dim columns");
-    check(at.shape[0] == in.shape[0], "rotary: there must be one position for each row of qkv");
-    check_range("position", at.ints(), at.shape[0], 0, table.shape[0]);
-    HeadsArgs args{in.floats(), in.shape[1], 0, shape.num_heads + shape.num_kv_heads, shape.head_dim, nullptr, 0.0f,
-                   at.ints(), table.floats()};
-    over_rows(in.shape[0], in.size(), [&](int64_t r0, int64_t r1) { kernels_->rotary(args, r0, r1); });
+    check(rows_of(at).same(rows), "rotary: there must be one position for each row of qkv");
+    const HeadsArgs args{in.floats(), in.shape[1], 0, shape.num_heads + shape.num_kv_heads, shape.head_dim, nullptr, 0.0f,
+                         at.ints(), table.floats()};
+    issue([this, args, rows, end = table.shape[0]] {
+        const int64_t count = rows.now();
+        check_range("position", args.positions, count, 0, end);
+        over_rows(count, count * args.stride, [&](int64_t r0, int64_t r1) { kernels_->rotary(args, r0, r1); });
+    });
 }
 
 nb::object Device::argmax(nb::handle logits) {
-    Array in = arrays_.read(logits, "logits", Type::float32, 2);
+    const Array in = read(logits, "logits", Type::float32, 2);
     check(in.shape[1] > 0, "argmax: there are no logits");
-    char* data;
-    nb::object out = result(Type::int32, in.shape[0], 1, 1, data);
-    auto* ids = reinterpret_cast<int32_t*>(data);
-    over_rows(in.shape[0], in.size(), [&](int64_t r0, int64_t r1) {
-        for (int64_t r = r0; r < r1; ++r) {
-            ids[r] = static_cast<int32_t>(kernels_->argmax(in.floats() + r * in.shape[1], in.shape[1]));
-        }
+    const Size rows = rows_of(in);
+    const Result out = result(Type::int32, rows, 1, 1);
+    issue([this, rows, x = in.floats(), n = in.shape[1], ids = out.ints()] {
+        const int64_t count = rows.now();
+        over_rows(count, count * n, [&](int64_t r0, int64_t r1) {
+            for (int64_t r = r0; r < r1; ++r) ids[r] = static_cast<int32_t>(kernels_->argmax(x + r * n, n));
+        });
     });
-    return out;
+    return out.array;
 }
 
 nb::object Device::sample(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
                           nb::handle seeds, nb::handle positions) {
-    Array in = arrays_.read(logits, "logits", Type::float32, 2);
-    Array t = arrays_.read(temperature, "temperature", Type::float32, 1), k = arrays_.read(top_k, "top_k", Type::int32, 1);
-    Array p = arrays_.read(top_p, "top_p", Type::float32, 1), m = arrays_.read(min_p, "min_p", Type::float32, 1);
-    Array s = arrays_.read(seeds, "seeds", Type::uint64, 1), at = arrays_.read(positions, "positions", Type::int64, 1);
+    check(!program_, "sample cannot be recorded");
+    const Array in = read(logits, "logits", Type::float32, 2);
+    const Array t = read(temperature, "temperature", Type::float32, 1), k = read(top_k, "top_k", Type::int32, 1);
+    const Array p = read(top_p, "top_p", Type::float32, 1), m = read(min_p, "min_p", Type::float32, 1);
+    const Array s = read(seeds, "seeds", Type::uint64, 1), at = read(positions, "positions", Type::int64, 1);
     check(in.shape[1] > 0, "sample: there are no logits");
     for (const Array* column : {&t, &k, &p, &m, &s, &at}) {
         check(column->shape[0] == in.shape[0], "sample: every parameter must have one value for each row of logits");
     }
-    char* data;
-    nb::object out = result(Type::int32, in.shape[0], 1, 1, data);
-    auto* ids = reinterpret_cast<int32_t*>(data);
+    const Result out = result(Type::int32, rows_of(in), 1, 1);
     auto* seed = reinterpret_cast<const uint64_t*>(s.data);
     auto* position = reinterpret_cast<const int64_t*>(at.data);
-    over_units(in.shape[0], [&](int64_t r, int thread) {
-        DrawArgs args{in.floats() + r * in.shape[1], in.shape[1], t.floats()[r], k.ints()[r], p.floats()[r], m.floats()[r],
-                      seed[r], position[r]};
-        ids[r] = draw(*kernels_, args, logits_scratch_[thread]);
+    run([&] {
+        over_units(in.shape[0], [&](int64_t r, int thread) {
+            DrawArgs args{in.floats() + r * in.shape[1], in.shape[1], t.floats()[r], k.ints()[r], p.floats()[r], m.floats()[r],
+                          seed[r], position[r]};
+            out.ints()[r] = draw(*kernels_, args, logits_scratch_[thread]);
+        });
     });
-    return out;
+    return out.array;
 }
 
 nb::tuple Device::top_logprobs(nb::handle logits, nb::handle chosen, int64_t num) {
-    Array in = arrays_.read(logits, "logits", Type::float32, 2), c = arrays_.read(chosen, "chosen", Type::int32, 1);
+    check(!program_, "top_logprobs cannot be recorded");
+    const Array in = read(logits, "logits", Type::float32, 2), c = read(chosen, "chosen", Type::int32, 1);
     check(in.shape[1] > 0, "top_logprobs: there are no logits");
     check(c.shape[0] == in.shape[0], "top_logprobs: there must be one chosen token for each row of logits");
     check(num >= 0 && num <= in.shape[1], "top_logprobs: number of log-probabilities out of range");
     check_range("chosen token", c.ints(), c.shape[0], 0, in.shape[1]);
-    char *logprob, *rank, *ids, *logprobs;
-    nb::object out[4] = {result(Type::float32, in.shape[0], 1, 1, logprob), result(Type::int32, in.shape[0], 1, 1, rank),
-                         result(Type::int32, in.shape[0], num, 2, ids), result(Type::float32, in.shape[0], num, 2, logprobs)};
-    over_units(in.shape[0], [&](int64_t r, int thread) {
-        TopLogprobsArgs args{in.floats() + r * in.shape[1],
-                             in.shape[1],
-                             c.ints()[r],
-                             num,
-                             reinterpret_cast<float*>(logprob) + r,
-                             reinterpret_cast<int32_t*>(rank) + r,
-                             reinterpret_cast<int32_t*>(ids) + r * num,
-                             reinterpret_cast<float*>(logprobs) + r * num};
-        octavo::top_logprobs(*kernels_, args, logits_scratch_[thread]);
+    const Size rows = rows_of(in);
+    const Result logprob = result(Type::float32, rows, 1, 1), rank = result(Type::int32, rows, 1, 1);
+    const Result ids = result(Type::int32, rows, num, 2), logprobs = result(Type::float32, rows, num, 2);
+    run([&] {
+        over_units(in.shape[0], [&](int64_t r, int thread) {
+            TopLogprobsArgs args{in.floats() + r * in.shape[1],
+                                 in.shape[1],
+                                 c.ints()[r],
+                                 num,
+                                 logprob.floats() + r,
+                                 rank.ints() + r,
+                                 ids.ints() + r * num,
+                                 logprobs.floats() + r * num};
+            octavo::top_logprobs(*kernels_, args, logits_scratch_[thread]);
+        });
     });
-    return nb::make_tuple(out[0], out[1], out[2], out[3]);
+    return nb::make_tuple(logprob.array, rank.array, ids.array, logprobs.array);
 }
 
 } // namespace octavo

@@ -13,6 +13,7 @@ namespace {
 #include "kernels_linear.hpp"
 #include "amx_tiles_emulated.hpp"
 #include "kernels_amx.hpp"
+#include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"
 #include "kernels_table.hpp"

@@ -12,6 +12,7 @@ namespace {
 #include "kernels_math.hpp"
 #include "kernels_rows.hpp"
 #include "kernels_linear.hpp"
+#include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"
 #include "kernels_table.hpp"

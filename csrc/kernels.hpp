@@ -66,15 +66,6 @@ struct HeadsArgs {
     const float* cos_sin;
 };
 
-struct WriteKVArgs {
-    const float* qkv;
-    int64_t stride;
-    const int32_t* slots;
-    void* kv; // one layer: [block][kv_head][k|v][block_size * head_dim]; see kernels_attention.hpp
-    int32_t num_heads, num_kv_heads, head_dim, block_size;
-    bool bf16;
-};
-
 struct GatedArgs {
     const float* gate_up;
     void* out;
@@ -82,19 +73,24 @@ struct GatedArgs {
     bool out_bf16;
 };
 
+enum class KVType { fp32, bf16, int8 };
+
 struct AttentionArgs {
     const float* qkv;
     int64_t stride;
-    const void* kv; // one layer
+    const int32_t* slots; // of each row; -1: not stored
+    void* kv;             // one layer: [block][kv_head] of head_bytes each; see kernels_kv.hpp
     void* out;
     const int32_t* query_start;
     const int32_t* seq_lens;
     const int32_t* tables;
     int64_t table_width;
     int32_t num_heads, num_kv_heads, head_dim, block_size, num_blocks;
-    int32_t window; // 0: none
+    int64_t head_bytes; // of one kv head in a block
+    int32_t window;     // 0: none
     float scale;
-    bool kv_bf16, out_bf16;
+    KVType kv_type;
+    bool out_bf16;
 };
 
 // The rows [row0, row1) of the step, all of sequence seq, and the query heads of one kv head, over the kPartition-sized
@@ -122,18 +118,20 @@ struct KernelTable {
     void (*head_norm)(const HeadsArgs&, int64_t row0, int64_t row1);
     void (*rotary)(const HeadsArgs&, int64_t row0, int64_t row1);
     void (*silu_and_mul)(const GatedArgs&, int64_t row0, int64_t row1);
-    void (*write_kv)(const WriteKVArgs&, int64_t row0, int64_t row1);
 
+    // Stores k and v of rows [row0, row1) in their slots.
+    void (*write_kv)(const AttentionArgs&, int64_t row0, int64_t row1);
     // Floats of scratch that a unit of so many query rows needs.
     int64_t (*attention_scratch)(const AttentionArgs&, int64_t rows);
     // Floats of a unit's state; a multiple of a cache line.
     int64_t (*attention_state)(const AttentionArgs&, int64_t rows);
-    // False: a block id out of range; the unit's output is then not written.
-    bool (*attention)(const AttentionArgs&, const AttentionUnit&, float* scratch);
+    // Computes `count` units with scratch for the largest; stores k and v of a row that is its sequence's only one. False: a
+    // block id out of range; that unit's output is then not written.
+    bool (*attention)(const AttentionArgs&, const AttentionUnit*, int64_t count, float* scratch);
     // Merges `count` states that follow one another at unit.state, in order, and writes the output.
     void (*attention_merge)(const AttentionArgs&, const AttentionUnit&, int64_t count);
 
-    // Logits. NaN counts as minus infinity.
+    // Logits. NaN counts as minus infinity, but in argmax, which is -1 where a logit is NaN or infinite, or all are impossible.
     int64_t (*argmax)(const float* x, int64_t n);
     // shares[i] = exp((x[i] - max) * inverse_temperature); sums[b] over block b of kShareBlock of them.
     void (*shares)(const float* x, int64_t n, float max, float inverse_temperature, float* shares, double* sums);

@@ -1,58 +1,35 @@
-// Paged causal attention with an online softmax, and the KV write. Included inside the instruction set's own namespace.
-//
-// Where block_size and head_dim are multiples of 16, a block holds groups of 16 positions in the form that the products read:
-// keys transposed, [head_dim / 2][16 positions][2] in bf16 and [head_dim][16] in fp32; values in pairs of positions,
-// [8 pairs][head_dim][2] in bf16 and [16][head_dim] in fp32. Other blocks hold plain rows, which are gathered into such groups.
+// Paged causal attention with an online softmax. Included inside the instruction set's own namespace, after kernels_kv.hpp.
 //
 // A unit is a few query rows of one sequence with all query heads of one kv head. It walks the sequence in tiles of kTokenTile
 // positions and starts afresh at every kPartition of them, both aligned to absolute position; the states of partitions are
 // merged in order. A row's arithmetic is the same in any unit: scores in ascending dimension, values in ascending position,
 // tiles in order. Positions that a row does not see are never multiplied into it: whatever lies there cannot matter.
+//
+// int8 keys and values are multiplied as they are: a key's scale goes into its score, a value's into its weight.
+//
+// Keys and values go from qkv to the cache here too: within the unit where the row is its sequence's only one, as no other unit
+// of this step reads what it wrote and the block is about to be read anyhow; before all units where there are several.
 
-constexpr int kGroups = kTokenTile / kTokenGroup;
+// Memory that will be read soon, asked for piece by piece while something else is computed: as a burst it would only wait.
+struct Ahead {
+    const char* pieces[2 * kGroups];
+    const char *next, *end;
+    int64_t bytes; // of a piece; a multiple of 256
+    int count;
+};
 
-inline bool is_grouped(int64_t block_size, int64_t head_dim) { return block_size % kTokenGroup == 0 && head_dim % 16 == 0; }
-
-// Element i of the keys, and of the values, of a group's position p.
-inline int64_t key_at(int64_t i, int64_t p, bool bf16) {
-    return bf16 ? i / 2 * (2 * kTokenGroup) + p * 2 + i % 2 : i * kTokenGroup + p;
-}
-inline int64_t value_at(int64_t i, int64_t p, int64_t width, bool bf16) {
-    return bf16 ? p / 2 * (2 * width) + i * 2 + p % 2 : p * width + i;
-}
-
-template <class T> inline void put(T* out, float x);
-template <> inline void put<float>(float* out, float x) { *out = x; }
-template <> inline void put<uint16_t>(uint16_t* out, float x) { *out = to_bf16(x); }
-
-template <class T> inline void write_head(const WriteKVArgs& a, const float* k, const float* v, T* block, int64_t offset) {
-    constexpr bool bf16 = sizeof(T) == 2;
-    const int64_t dim = a.head_dim;
-    T* values = block + a.block_size * dim;
-    if (is_grouped(a.block_size, dim)) {
-        const int64_t group = offset / kTokenGroup * kTokenGroup * dim, p = offset % kTokenGroup;
-        for (int64_t i = 0; i < dim; ++i) put(block + group + key_at(i, p, bf16), k[i]);
-        for (int64_t i = 0; i < dim; ++i) put(values + group + value_at(i, p, dim, bf16), v[i]);
-    } else {
-        for (int64_t i = 0; i < dim; ++i) put(block + offset * dim + i, k[i]);
-        for (int64_t i = 0; i < dim; ++i) put(values + offset * dim + i, v[i]);
+template <int kLines> inline __attribute__((always_inline)) void fetch(Ahead& ahead) {
+    if (ahead.next == ahead.end) {
+        if (ahead.count == 0) return;
+        ahead.next = ahead.pieces[--ahead.count];
+        ahead.end = ahead.next + ahead.bytes;
     }
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.next + 64 * i);
+    ahead.next += 64 * kLines;
 }
 
-void write_kv(const WriteKVArgs& a, int64_t row0, int64_t row1) {
-    const int64_t dim = a.head_dim, elements = 2 * a.block_size * dim;
-    for (int64_t r = row0; r < row1; ++r) {
-        if (a.slots[r] < 0) continue;
-        const int64_t block = a.slots[r] / a.block_size, offset = a.slots[r] % a.block_size;
-        for (int64_t h = 0; h < a.num_kv_heads; ++h) {
-            const float* k = a.qkv + r * a.stride + (a.num_heads + h) * dim;
-            const float* v = k + a.num_kv_heads * dim;
-            const int64_t at = (block * a.num_kv_heads + h) * elements;
-            if (a.bf16) write_head(a, k, v, static_cast<uint16_t*>(a.kv) + at, offset);
-            else write_head(a, k, v, static_cast<float*>(a.kv) + at, offset);
-        }
-    }
-}
+// Lines for each step of a panel that takes V vectors at once: so that a tile's are all asked for while another is computed.
+template <int V> constexpr int lines_of() { return V * W >= 64 ? 4 : V * W >= 32 ? 2 : 1; }
 
 // Of each head of a unit: the largest score, the sum of weights, and the values so weighted.
 struct HeadStates {
@@ -62,8 +39,9 @@ struct HeadStates {
 struct AttentionScratch {
     HeadStates total, part;
     float *q, *scores;
-    char *k, *v; // a gathered tile
+    Gathered gathered;
     int64_t heads, width;
+    Ahead* ahead;
 };
 
 inline int64_t padded_dim(int64_t head_dim) { return round_up(head_dim, 16); }
@@ -74,21 +52,23 @@ int64_t attention_state(const AttentionArgs& a, int64_t rows) {
 
 int64_t attention_scratch(const AttentionArgs& a, int64_t rows) {
     const int64_t heads = rows * (a.num_heads / a.num_kv_heads), width = padded_dim(a.head_dim);
-    return 2 * attention_state(a, rows) + heads * (width + kTokenTile) + 2 * kTokenTile * width;
+    return 2 * attention_state(a, rows) + heads * (width + kTokenTile) + 2 * kTokenTile * (width + 1);
 }
 
 inline HeadStates states_at(float* memory, int64_t heads, int64_t width) {
     return {memory, memory + heads * width, memory + heads * width + heads};
 }
 
-inline AttentionScratch lay_out(const AttentionArgs& a, const AttentionUnit& u, float* scratch) {
+inline AttentionScratch lay_out(const AttentionArgs& a, const AttentionUnit& u, float* scratch, Ahead& ahead) {
     AttentionScratch s;
+    s.ahead = &ahead;
     const int64_t rows = u.row1 - u.row0, state = attention_state(a, rows);
     s.heads = rows * (a.num_heads / a.num_kv_heads);
     s.width = padded_dim(a.head_dim);
-    s.k = reinterpret_cast<char*>(scratch);
-    s.v = reinterpret_cast<char*>(scratch + kTokenTile * s.width);
-    s.q = scratch + 2 * kTokenTile * s.width;
+    float* values = scratch + kTokenTile * s.width;
+    float* scales = values + kTokenTile * s.width;
+    s.gathered = {reinterpret_cast<char*>(scratch), reinterpret_cast<char*>(values), scales, s.width};
+    s.q = scales + 2 * kTokenTile;
     s.scores = s.q + s.heads * s.width;
     float* states = s.scores + s.heads * kTokenTile;
     s.total = states_at(u.state ? u.state : states, s.heads, s.width);
@@ -136,16 +116,19 @@ inline Vec keys_even(const uint16_t* k, int64_t i) { return vfirst(k + i * kToke
 inline Vec keys_odd(const uint16_t* k, int64_t i) { return vsecond(k + i * kTokenGroup); }
 inline Vec keys_even(const float* k, int64_t i) { return vload(k + i * kTokenGroup); }
 inline Vec keys_odd(const float* k, int64_t i) { return vload(k + (i + 1) * kTokenGroup); }
+inline Vec keys_even(const int8_t* k, int64_t i) { return vload_int8(k + i * kTokenGroup); }
+inline Vec keys_odd(const int8_t* k, int64_t i) { return vload_int8(k + (i + 1) * kTokenGroup); }
 
 // scores[r][v * W ..] = q[r] . keys, for R rows and V vectors of positions.
 template <class T, int R, int V>
 inline __attribute__((always_inline)) void score_panel(const float* q, int64_t ldq, const T* const* keys, int64_t dim,
-                                                       float* scores) {
+                                                       float* scores, Ahead& ahead) {
     Vec acc[R][V];
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) acc[r][v] = vzero();
     }
     for (int64_t i = 0; i < dim; i += 2) {
+        fetch<lines_of<V>()>(ahead);
         Vec k[V];
         for (int v = 0; v < V; ++v) k[v] = keys_even(keys[v], i);
         for (int r = 0; r < R; ++r) {
@@ -167,11 +150,15 @@ inline __attribute__((always_inline)) void score_panel(const float* q, int64_t l
 inline const uint16_t* value_row(const uint16_t* group, int64_t i, int64_t width, int64_t column) {
     return group + i / 2 * 2 * width + column * 2;
 }
-inline const float* value_row(const float* group, int64_t i, int64_t width, int64_t column) { return group + i * width + column; }
+template <class T> inline const T* value_row(const T* group, int64_t i, int64_t width, int64_t column) {
+    return group + i * width + column;
+}
 inline Vec value_even(const uint16_t* row, int64_t c) { return vfirst(row + 2 * c); }
 inline Vec value_odd(const uint16_t* row, int64_t c) { return vsecond(row + 2 * c); }
 inline Vec value_even(const float* row, int64_t c) { return vload(row + c); }
 inline Vec value_odd(const float* row, int64_t c) { return vload(row + c); }
+inline Vec value_even(const int8_t* row, int64_t c) { return vload_int8(row + c); }
+inline Vec value_odd(const int8_t* row, int64_t c) { return vload_int8(row + c); }
 
 struct Columns {
     int64_t width, first;
@@ -192,7 +179,7 @@ inline __attribute__((always_inline)) void add_position(Vec (&acc)[R][V], const 
 // acc[r][v * W ..] += weights[r] times the values of positions [begin, end) of the tile, ascending.
 template <class T, int R, int V>
 inline __attribute__((always_inline)) void value_panel(const float* weights, const T* const* groups, Columns at, int64_t begin,
-                                                       int64_t end, float* out, int64_t ldo) {
+                                                       int64_t end, float* out, int64_t ldo, Ahead& ahead) {
     Vec acc[R][V];
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) acc[r][v] = vload(out + r * ldo + v * W);
@@ -204,6 +191,7 @@ inline __attribute__((always_inline)) void value_panel(const float* weights, con
         p = g * kTokenGroup + stop;
         if (i % 2) add_position<T, R, V, true>(acc, w, groups[g], i, at), ++i;
         for (; i + 1 < stop; i += 2) {
+            fetch<lines_of<V>()>(ahead);
             add_position<T, R, V, false>(acc, w, groups[g], i, at);
             add_position<T, R, V, true>(acc, w, groups[g], i + 1, at);
         }
@@ -215,15 +203,15 @@ inline __attribute__((always_inline)) void value_panel(const float* weights, con
 }
 
 template <class T, int R, int V> struct ScorePanel {
-    static void run(int64_t row, const float* q, int64_t ldq, const T* const* keys, int64_t dim, float* scores) {
-        score_panel<T, R, V>(q + row * ldq, ldq, keys, dim, scores + row * kTokenTile);
+    static void run(int64_t row, const float* q, int64_t ldq, const T* const* keys, int64_t dim, float* scores, Ahead* ahead) {
+        score_panel<T, R, V>(q + row * ldq, ldq, keys, dim, scores + row * kTokenTile, *ahead);
     }
 };
 
 template <class T, int R, int V> struct ValuePanel {
     static void run(int64_t row, const float* weights, const T* const* groups, Columns at, int64_t begin, int64_t end, float* out,
-                    int64_t ldo) {
-        value_panel<T, R, V>(weights + row * kTokenTile, groups, at, begin, end, out + row * ldo, ldo);
+                    int64_t ldo, Ahead* ahead) {
+        value_panel<T, R, V>(weights + row * kTokenTile, groups, at, begin, end, out + row * ldo, ldo, *ahead);
     }
 };
 
@@ -242,96 +230,89 @@ template <template <class, int, int> class Panel, class T, int V, class... Args>
     }
 }
 
-// A tile's groups of positions, in the cache or gathered. Groups from `count` on do not exist.
-template <class T> struct Tile {
-    const T* keys[kGroups];
-    const T* values[kGroups];
-    int64_t first, count;
+// Positions that a unit walks: its first row sees those below first_end, each further row one more.
+struct Reach {
+    int64_t first_end, last_end;
+    int64_t start, stop; // of the walk; start is a multiple of kTokenTile
 };
 
-template <class T> inline const T* block_of(const AttentionArgs& a, const AttentionUnit& u, int64_t position) {
-    const int32_t block = a.tables[u.seq * a.table_width + position / a.block_size];
-    if (block < 0 || block >= a.num_blocks) return nullptr;
-    const int64_t elements = int64_t{2} * a.block_size * a.head_dim;
-    return static_cast<const T*>(a.kv) + (static_cast<int64_t>(block) * a.num_kv_heads + u.kv_head) * elements;
+inline Reach reach_of(const AttentionArgs& a, const AttentionUnit& u) {
+    const int64_t first_end = a.seq_lens[u.seq] - (a.query_start[u.seq + 1] - 1 - u.row0);
+    const int64_t last_end = first_end + (u.row1 - u.row0) - 1;
+    const int64_t begin = a.window > 0 ? max64(0, first_end - a.window) : 0;
+    return {first_end, last_end, max64(begin / kTokenTile * kTokenTile, int64_t{u.part0} * kPartition),
+            min64(last_end, int64_t{u.part1} * kPartition)};
 }
 
-// Copies positions [begin, end), all in one group that starts at `start`, from plain rows.
-template <class T>
-inline bool gather_group(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t begin, int64_t end, T* keys,
-                         T* values, int64_t width) {
-    constexpr bool bf16 = sizeof(T) == 2;
-    for (int64_t p = begin; p < end; ++p) {
-        const T* block = block_of<T>(a, u, p);
-        if (!block) return false;
-        const T* k = block + p % a.block_size * a.head_dim;
-        const T* v = k + a.block_size * a.head_dim;
-        for (int64_t i = 0; i < a.head_dim; ++i) {
-            keys[key_at(i, p - start, bf16)] = k[i];
-            values[value_at(i, p - start, width, bf16)] = v[i];
+// Aims at the groups of the tile at `start`, the first first. Blocks that do not exist are passed over.
+template <class T> inline void aim(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t stop, Ahead& ahead) {
+    ahead.bytes = kTokenGroup * a.head_dim * static_cast<int64_t>(sizeof(T));
+    ahead.next = ahead.end = nullptr;
+    ahead.count = 0;
+    if (!is_grouped(a.block_size, a.head_dim)) return;
+    const int64_t groups = (min64(stop - start, kTokenTile) + kTokenGroup - 1) / kTokenGroup;
+    const char *keys[kGroups], *values[kGroups];
+    int found = 0;
+    for (int64_t g = 0; g < groups; ++g) {
+        Head<T> head;
+        if (!find_head<T>(a, u, start + g * kTokenGroup, head)) continue;
+        const int64_t offset = offset_at(a, start + g * kTokenGroup);
+        keys[found] = reinterpret_cast<const char*>(head.keys + offset * a.head_dim);
+        values[found++] = reinterpret_cast<const char*>(head.values + offset * a.head_dim);
+        if (kQuantized<T>) {
+            __builtin_prefetch(head.key_scales + offset);
+            __builtin_prefetch(head.value_scales + offset);
         }
     }
-    return true;
+    for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = values[g];
+    for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = keys[g];
 }
 
-// Finds what positions [begin, end) of the tile that starts at `start` need. False: a bad block id.
-template <class T>
-inline bool find_tile(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s, int64_t start, int64_t begin,
-                      int64_t end, Tile<T>& tile) {
-    const bool grouped = is_grouped(a.block_size, a.head_dim);
-    tile.first = (begin - start) / kTokenGroup;
-    tile.count = (end - start + kTokenGroup - 1) / kTokenGroup;
-    for (int64_t g = tile.first; g < tile.count; ++g) {
-        const int64_t position = start + g * kTokenGroup;
-        if (grouped) {
-            const T* block = block_of<T>(a, u, position);
-            if (!block) return false;
-            tile.keys[g] = block + position % a.block_size * a.head_dim;
-            tile.values[g] = tile.keys[g] + a.block_size * a.head_dim;
-            continue;
-        }
-        T* keys = reinterpret_cast<T*>(s.k) + g * kTokenGroup * s.width;
-        T* values = reinterpret_cast<T*>(s.v) + g * kTokenGroup * s.width;
-        const int64_t low = max64(begin, position), high = min64(end, position + kTokenGroup);
-        if (!gather_group(a, u, position, low, high, keys, values, s.width)) return false;
-        tile.keys[g] = keys;
-        tile.values[g] = values;
-    }
-    return true;
+// The first tile of a unit, if there is one.
+template <class T> inline void aim_first(const AttentionArgs& a, const AttentionUnit* u, Ahead& ahead) {
+    ahead.next = ahead.end = nullptr;
+    ahead.count = 0;
+    if (!u) return;
+    const Reach reach = reach_of(a, *u);
+    aim<T>(a, *u, reach.start, reach.stop, ahead);
 }
 
-// Asks for the groups of a tile that will be read soon. Blocks that do not exist are passed over.
-template <class T> inline void prefetch_tile(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t end) {
-    const int64_t bytes = kTokenGroup * a.head_dim * static_cast<int64_t>(sizeof(T));
-    for (int64_t p = start; p < min64(end, start + kTokenTile); p += kTokenGroup) {
-        const T* block = block_of<T>(a, u, p);
-        if (!block) continue;
-        const char* keys = reinterpret_cast<const char*>(block + p % a.block_size * a.head_dim);
-        const char* values = keys + static_cast<int64_t>(a.block_size) * a.head_dim * static_cast<int64_t>(sizeof(T));
-        for (int64_t i = 0; i < bytes; i += 64) {
-            __builtin_prefetch(keys + i);
-            __builtin_prefetch(values + i);
-        }
-    }
+template <class T, int V>
+inline void score_vectors(const AttentionArgs& a, const AttentionScratch& s, const T* const* keys, int64_t v) {
+    over_panels<ScorePanel, T, V>(s.heads, s.q, s.width, keys + v, static_cast<int64_t>(a.head_dim), s.scores + v * W, s.ahead);
 }
 
-template <class T> inline void score_tile(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
-    constexpr int kPerGroup = kTokenGroup / W, kLane = sizeof(T) == 2 ? 2 * W : W; // elements from one vector to the next
+template <class T> inline void multiply_keys(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
+    constexpr int kPerGroup = kTokenGroup / W, kLane = kPaired<T> ? 2 * W : W; // elements from one vector to the next
     int64_t v = tile.first * kPerGroup;
     const int64_t end = tile.count * kPerGroup;
     const T* keys[kTokenTile / W];
     for (int64_t i = v; i < end; ++i) keys[i] = tile.keys[i / kPerGroup] + i % kPerGroup * kLane;
-    for (; v + kAttentionVecs <= end; v += kAttentionVecs) {
-        over_panels<ScorePanel, T, kAttentionVecs>(s.heads, s.q, s.width, keys + v, static_cast<int64_t>(a.head_dim),
-                                                   s.scores + v * W);
-    }
-    for (; v < end; ++v) {
-        over_panels<ScorePanel, T, 1>(s.heads, s.q, s.width, keys + v, static_cast<int64_t>(a.head_dim), s.scores + v * W);
+    for (; v + kAttentionVecs <= end; v += kAttentionVecs) score_vectors<T, kAttentionVecs>(a, s, keys, v);
+    switch (end - v) { // one vector after another would wait for itself
+    case 3: return score_vectors<T, kAttentionVecs < 3 ? 1 : 3>(a, s, keys, v);
+    case 2: return score_vectors<T, kAttentionVecs < 2 ? 1 : 2>(a, s, keys, v);
+    case 1: return score_vectors<T, 1>(a, s, keys, v);
+    default: return;
     }
 }
 
-// Makes one head's scores in [begin, end) weights and rescales what was accumulated before.
-inline void softmax_row(const HeadStates& state, float* scores, int64_t head, int64_t width, int begin, int end) {
+template <class T> inline void score_tile(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
+    multiply_keys(a, s, tile);
+    if (!kQuantized<T>) return;
+    for (int64_t g = tile.first; g < tile.count; ++g) {
+        for (int64_t i = 0; i < kTokenGroup; i += W) {
+            const Vec scale = vload(tile.key_scales[g] + i);
+            float* scores = s.scores + g * kTokenGroup + i;
+            for (int64_t h = 0; h < s.heads; ++h) vstore(scores + h * kTokenTile, vmul(vload(scores + h * kTokenTile), scale));
+        }
+    }
+}
+
+// Makes one head's scores in [begin, end) weights, of values without their scales, and rescales what was accumulated before.
+template <class T>
+inline void softmax_row(const HeadStates& state, const Tile<T>& tile, float* scores, int64_t head, int64_t width, int begin,
+                        int end) {
     const Vec minus_inf = vset(-__builtin_inff());
     const int first = begin / W * W;
     Vec best = minus_inf;
@@ -342,11 +323,15 @@ inline void softmax_row(const HeadStates& state, float* scores, int64_t head, in
     Vec sum = vzero();
     for (int i = first; i < end; i += W) {
         const Vec weight = vexp(vsub(vkeep(vload(scores + i), begin - i, end - i, minus_inf), top));
-        vstore(scores + i, weight);
+        vstore(scores + i, kQuantized<T> ? vmul(weight, vload(tile.value_scales[i / kTokenGroup] + i % kTokenGroup)) : weight);
         sum = vadd(sum, weight);
     }
-    const float shrink = exp_of(old_max - new_max);
     state.max[head] = new_max;
+    if (old_max == -__builtin_inff()) { // nothing yet
+        state.sum[head] = vsum(sum);
+        return;
+    }
+    const float shrink = exp_of(old_max - new_max);
     state.sum[head] = state.sum[head] * shrink + vsum(sum);
     const Vec factor = vset(shrink);
     float* acc = state.acc + head * width;
@@ -372,10 +357,12 @@ inline void add_rows(const AttentionScratch& s, const HeadStates& state, const T
     float* out = state.acc + head * s.width;
     int64_t c = 0;
     for (; c + kAttentionVecs * W <= s.width; c += kAttentionVecs * W) {
-        over_panels<ValuePanel, T, kAttentionVecs>(count, weights, tile.values, Columns{s.width, c}, begin, end, out + c, s.width);
+        over_panels<ValuePanel, T, kAttentionVecs>(count, weights, tile.values, Columns{s.width, c}, begin, end, out + c, s.width,
+                                                    s.ahead);
     }
     for (; c < s.width; c += W) {
-        over_panels<ValuePanel, T, 1>(count, weights, tile.values, Columns{s.width, c}, begin, end, out + c, s.width);
+        over_panels<ValuePanel, T, 1>(count, weights, tile.values, Columns{s.width, c}, begin, end, out + c, s.width,
+                                                    s.ahead);
     }
 }
 
@@ -433,46 +420,64 @@ bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, const Attention
     if (row0 == row1) return true;
     const int64_t begin = start + seen(a, first_end, row0, start).begin, end = start + seen(a, first_end, row1 - 1, start).end;
     Tile<T> tile;
-    if (!find_tile(a, u, s, start, begin, end, tile)) return false;
+    if (!find_tile(a, u, s.gathered, start, begin, end, tile)) return false;
     score_tile(a, s, tile);
     for (int64_t r = row0; r < row1; ++r) {
         const Span span = seen(a, first_end, r, start);
         for (int64_t h = r * group; h < (r + 1) * group; ++h) {
-            softmax_row(state, s.scores + h * kTokenTile, h, s.width, span.begin, span.end);
+            for (int i = 0; i < 6; ++i) fetch<4>(*s.ahead); // a softmax waits for itself: memory need not
+            softmax_row<T>(state, tile, s.scores + h * kTokenTile, h, s.width, span.begin, span.end);
         }
     }
     add_values(a, s, state, tile, first_end, row0, row1, start);
     return true;
 }
 
-template <class T> bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s) {
-    // The first row sees positions below first_end; each further row one more.
-    const int64_t first_end = a.seq_lens[u.seq] - (a.query_start[u.seq + 1] - 1 - u.row0);
-    const int64_t last_end = first_end + (u.row1 - u.row0) - 1;
-    const int64_t start = (a.window > 0 ? max64(0, first_end - a.window) : 0) / kTokenTile * kTokenTile;
-    const bool grouped = is_grouped(a.block_size, a.head_dim);
+// `next`: the unit that follows on this thread, or null.
+template <class T>
+bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit* next, const AttentionScratch& s) {
+    const Reach reach = reach_of(a, u);
+    const bool writes = a.query_start[u.seq + 1] - a.query_start[u.seq] == 1;
     clear(s.total, s.heads, s.width);
     bool first = true;
-    for (int64_t p = max64(u.part0, start / kPartition); p < u.part1 && p * kPartition < last_end; ++p) {
+    for (int64_t tile = reach.start; tile < reach.stop; first = false) {
         const HeadStates& state = first ? s.total : s.part;
         if (!first) clear(state, s.heads, s.width);
-        const int64_t end = min64(last_end, (p + 1) * kPartition);
-        for (int64_t tile = max64(start, p * kPartition); tile < end; tile += kTokenTile) {
-            if (grouped && s.heads <= kAttentionRows) prefetch_tile<T>(a, u, tile + kTokenTile, last_end);
-            if (!attend_tile<T>(a, u, s, state, first_end, tile)) return false;
+        const int64_t end = min64(reach.stop, (tile / kPartition + 1) * kPartition);
+        for (; tile < end; tile += kTokenTile) {
+            // Late: by now the block is here.
+            if (writes && tile + kTokenTile >= reach.last_end) write_head<T>(a, u.row0, u.kv_head);
+            if (tile + kTokenTile < reach.stop) aim<T>(a, u, tile + kTokenTile, reach.stop, *s.ahead);
+            else aim_first<T>(a, next, *s.ahead);
+            if (!attend_tile<T>(a, u, s, state, reach.first_end, tile)) return false;
         }
         if (!first) merge(s.total, state, s.heads, s.width);
-        first = false;
     }
     return true;
 }
 
-bool attention(const AttentionArgs& a, const AttentionUnit& u, float* scratch) {
-    const AttentionScratch s = lay_out(a, u, scratch);
-    load_queries(a, u, s);
-    if (!(a.kv_bf16 ? attend<uint16_t>(a, u, s) : attend<float>(a, u, s))) return false;
-    if (!u.state) write_output(a, u, s.total, s.width);
-    return true;
+template <class T> bool attend_all(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
+    Ahead ahead;
+    bool valid = true;
+    aim_first<T>(a, units, ahead);
+    while (ahead.count > 0 || ahead.next != ahead.end) fetch<4>(ahead);
+    for (int64_t i = 0; i < count; ++i) {
+        const AttentionUnit& u = units[i];
+        const AttentionScratch s = lay_out(a, u, scratch, ahead);
+        load_queries(a, u, s);
+        if (!attend<T>(a, u, i + 1 < count ? &units[i + 1] : nullptr, s)) valid = false;
+        else if (!u.state) write_output(a, u, s.total, s.width);
+    }
+    return valid;
+}
+
+bool attention(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
+    switch (a.kv_type) {
+    case KVType::fp32: return attend_all<float>(a, units, count, scratch);
+    case KVType::bf16: return attend_all<uint16_t>(a, units, count, scratch);
+    case KVType::int8: return attend_all<int8_t>(a, units, count, scratch);
+    }
+    return false;
 }
 
 void attention_merge(const AttentionArgs& a, const AttentionUnit& u, int64_t count) {

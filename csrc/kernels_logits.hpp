@@ -8,14 +8,18 @@ inline Vec vload_clean(const float* x, int64_t i, int64_t n) {
 }
 
 int64_t argmax(const float* x, int64_t n) {
-    Vec best = vset(-__builtin_inff());
-    for (int64_t i = 0; i < n; i += W) best = vmax(best, vload_clean(x, i, n));
-    float top = vmax_of(best);
-    if (top == -__builtin_inff()) return 0; // nothing but NaN and minus infinity: all are equal
+    Vec best = vset(-__builtin_inff()), numbers = vset(1.0f);
+    for (int64_t i = 0; i < n; i += W) {
+        const Vec v = n - i >= W ? vload(x + i) : vkeep(vload_n(x + i, n - i), 0, static_cast<int>(n - i), vset(-__builtin_inff()));
+        numbers = vselect_ge(v, v, numbers, vzero());
+        best = vmax(best, vclean(v));
+    }
+    const float top = vmax_of(best);
+    if (!(top > -__builtin_inff()) || !(top < __builtin_inff()) || vsum(numbers) != static_cast<float>(W)) return -1;
     for (int64_t i = 0; i < n; ++i) {
         if (x[i] == top) return i;
     }
-    return 0;
+    return -1;
 }
 
 void shares(const float* x, int64_t n, float max, float inverse_temperature, float* out, double* sums) {

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 #include <stdexcept>
 
@@ -12,6 +13,7 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr int64_t kPopulated = int64_t{1} << 30; // of a KV cache in the background; what lies beyond is found as it is used
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -24,6 +26,13 @@ template <typename... Sizes> int64_t product(Sizes... sizes) {
         }
     }
     return result;
+}
+
+KVType kv_type(const std::string& dtype) {
+    if (dtype == "float32") return KVType::fp32;
+    if (dtype == "bfloat16") return KVType::bf16;
+    if (dtype == "int8") return KVType::int8;
+    throw std::invalid_argument("the KV cache's dtype must be float32, bfloat16 or int8");
 }
 
 } // namespace
@@ -40,6 +49,15 @@ Region::Region(int64_t bytes) : bytes_(bytes) {
 #endif
 }
 
+void Region::populate(int64_t begin, int64_t end) const {
+#ifdef MADV_POPULATE_WRITE
+    const int64_t start = reinterpret_cast<int64_t>(data_), first = (start + begin) / 4096 * 4096;
+    madvise(reinterpret_cast<void*>(first), start + std::min(end, bytes_) - first, MADV_POPULATE_WRITE);
+#else
+    static_cast<void>(begin), static_cast<void>(end);
+#endif
+}
+
 Region::~Region() { munmap(mapped_, mapped_bytes_); }
 
 PackedWeight::PackedWeight(int64_t rows, int64_t columns, bool bf16)
@@ -47,18 +65,40 @@ PackedWeight::PackedWeight(int64_t rows, int64_t columns, bool bf16)
       region(product(round_up(rows, kColumnBlock), bf16 ? round_up(columns, kDepthStep) : columns, bf16 ? 2 : 4)) {}
 
 KVBlocks::KVBlocks(int64_t num_layers, int64_t num_blocks, int64_t num_host_blocks, int32_t num_kv_heads, int32_t head_dim,
-                   int32_t block_size, bool bf16)
+                   int32_t block_size, const std::string& dtype)
     : num_layers(num_layers), num_blocks(num_blocks), num_host_blocks(num_host_blocks), num_kv_heads(num_kv_heads),
-      head_dim(head_dim), block_size(block_size), bf16(bf16),
-      device(product(num_layers, num_blocks, num_kv_heads, 2, block_size, head_dim, bf16 ? 2 : 4)),
-      host(product(num_layers, num_host_blocks, num_kv_heads, 2, block_size, head_dim, bf16 ? 2 : 4)) {
+      head_dim(head_dim), block_size(block_size), type(kv_type(dtype)),
+      device(product(num_layers, num_blocks, num_kv_heads, head_bytes())),
+      host(product(num_layers, num_host_blocks, num_kv_heads, head_bytes())) {
     if (block_size < 1 || block_size > 256) throw std::invalid_argument("block size must be 1 to 256");
     if (head_dim < 8 || head_dim > 256 || head_dim % 8) throw std::invalid_argument("head_dim must be a multiple of 8 up to 256");
     if (num_kv_heads < 1) throw std::invalid_argument("there must be a kv head");
+    if (device.bytes() >= kHugePage) populating_ = std::thread([this] { populate(); });
 }
 
-int64_t KVBlocks::layer_block_bytes() const {
-    return int64_t{2} * num_kv_heads * block_size * head_dim * (bf16 ? 2 : 4);
+KVBlocks::~KVBlocks() {
+    stopping_ = true;
+    if (populating_.joinable()) populating_.join();
+}
+
+// The first blocks of every layer, a huge page at a time.
+void KVBlocks::populate() {
+    const int64_t layer = num_blocks * layer_block_bytes(), most = std::min(layer, kPopulated / std::max<int64_t>(1, num_layers));
+    for (int64_t begin = 0; begin < most; begin += kHugePage) {
+        for (int64_t i = 0; i < num_layers && !stopping_; ++i) {
+            device.populate(i * layer + begin, i * layer + std::min(begin + kHugePage, layer));
+        }
+    }
+}
+
+int64_t KVBlocks::head_bytes() const {
+    const int64_t elements = product(2, block_size, head_dim);
+    switch (type) {
+    case KVType::fp32: return elements * 4;
+    case KVType::bf16: return elements * 2;
+    case KVType::int8: return elements + int64_t{2} * block_size * 4; // and a scale for each position's k and v
+    }
+    return 0;
 }
 
 } // namespace octavo

@@ -1,7 +1,12 @@
 // Large memory: zeroed regions on huge pages, and the forms in which weights and the KV cache lie in it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <string>
+#include <thread>
+
+#include "kernels.hpp"
 
 namespace octavo {
 
@@ -15,6 +20,9 @@ public:
 
     char* data() const { return data_; }
     int64_t bytes() const { return bytes_; }
+    // Has the system find the pages of [begin, end) now rather than where they are first written. Contents stay as they are, and
+    // others may write meanwhile. Where the system cannot, nothing happens.
+    void populate(int64_t begin, int64_t end) const;
 
 private:
     void* mapped_;
@@ -32,19 +40,29 @@ struct PackedWeight {
     Region region;
 };
 
-// The KV cache of all layers: [layer][block][kv_head][k|v][block_size * head_dim], on the device and on the host side. How the
-// last part is ordered is up to the kernels: see kernels_attention.hpp.
+// The KV cache of all layers: [layer][block][kv_head][k|v][block_size * head_dim], then in int8 [k|v][block_size] scales of each
+// kv head; on the device and on the host side. How a kv head's part is ordered is up to the kernels: see kernels_kv.hpp.
 struct KVBlocks {
     KVBlocks(int64_t num_layers, int64_t num_blocks, int64_t num_host_blocks, int32_t num_kv_heads, int32_t head_dim,
-             int32_t block_size, bool bf16);
+             int32_t block_size, const std::string& dtype);
+    ~KVBlocks();
 
-    int64_t layer_block_bytes() const; // of one block in one layer
+    int64_t head_bytes() const; // of one kv head of one block in one layer
+    int64_t layer_block_bytes() const { return num_kv_heads * head_bytes(); }
     char* layer(int64_t index) const { return device.data() + index * num_blocks * layer_block_bytes(); }
 
     int64_t num_layers, num_blocks, num_host_blocks;
     int32_t num_kv_heads, head_dim, block_size;
-    bool bf16;
+    KVType type;
     Region device, host;
+
+private:
+    void populate();
+
+    // Finds pages for the blocks that are handed out first, beside whatever else happens while an engine starts: a step that
+    // had to wait for them would be slow, by milliseconds for each 2 MiB on a virtual machine with fresh memory.
+    std::atomic<bool> stopping_{false};
+    std::thread populating_;
 };
 
 } // namespace octavo

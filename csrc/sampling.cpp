@@ -150,9 +150,9 @@ void LogitsScratch::resize(int64_t n) {
 }
 
 int32_t draw(const KernelTable& kernels, const DrawArgs& a, LogitsScratch& s) {
-    int64_t best = kernels.argmax(a.logits, a.n);
-    float max = clean(a.logits[best]);
-    if (a.temperature < kGreedyTemperature || !std::isfinite(max)) return static_cast<int32_t>(best);
+    const int64_t best = kernels.argmax(a.logits, a.n);
+    if (a.temperature < kGreedyTemperature || best < 0) return static_cast<int32_t>(best);
+    const float max = a.logits[best];
     s.resize(a.n);
     kernels.shares(a.logits, a.n, max, 1.0f / a.temperature, s.shares.data(), s.sums.data());
     double u = uniform(a.seed, a.position);
@@ -164,7 +164,8 @@ int32_t draw(const KernelTable& kernels, const DrawArgs& a, LogitsScratch& s) {
 
 void top_logprobs(const KernelTable& kernels, const TopLogprobsArgs& a, LogitsScratch& s) {
     s.resize(a.n);
-    float max = clean(a.logits[kernels.argmax(a.logits, a.n)]);
+    kernels.block_maxima(a.logits, a.n, s.maxima.data());
+    const float max = *std::max_element(s.maxima.begin(), s.maxima.end());
     kernels.shares(a.logits, a.n, max, 1.0f, s.shares.data(), s.sums.data());
     double log_total = std::log(total(s.sums));
     auto logprob = [&](int32_t id) {

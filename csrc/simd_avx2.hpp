@@ -66,6 +66,10 @@ inline Vec vload_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
+inline Vec vload_int8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+
 // Round to nearest even; NaN stays NaN.
 inline void vstore_bf16(uint16_t* p, Vec v) {
     __m256i bits = _mm256_castps_si256(v);

@@ -67,6 +67,10 @@ inline Vec vload_bf16(const uint16_t* p) {
     return reinterpret_cast<Vec>(v << 16);
 }
 
+inline Vec vload_int8(const int8_t* p) {
+    return Vec{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]), static_cast<float>(p[3])};
+}
+
 // Round to nearest even; NaN stays NaN.
 inline void vstore_bf16(uint16_t* p, Vec v) {
     WordVec bits = reinterpret_cast<WordVec>(v);

@@ -7,9 +7,6 @@ using Bytes = WordVec;
 constexpr int kIntegerRows = 4, kIntegerVecs = 1;
 constexpr int kIntegerPrefetch = 4; // groups ahead in the stream of weights
 
-inline float half_to_float(const char* p);
-inline uint16_t float_to_half(float value);
-
 inline Dots dset(int32_t x) { return Dots{x, x, x, x}; }
 inline Dots dzero() { return dset(0); }
 inline Dots dadd(Dots a, Dots b) { return a + b; }

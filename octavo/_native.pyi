@@ -1,4 +1,4 @@
-"""The native kernels. Arrays are C-contiguous numpy arrays; results lie in the device's arena until its next begin_step().
+"""The native kernels. Arrays are C-contiguous numpy arrays; a result's memory is its own while it is referenced.
 
 Ops mean what ``octavo.backends.base.Ops`` says. Wrong types raise TypeError; wrong sizes and values out of range, ValueError;
 memory that runs out, on any thread, MemoryError; threads that the system refuses, RuntimeError.
@@ -13,6 +13,15 @@ def cpu_features() -> dict[str, tuple[bool, str]]:
 
 def integer_kernels(isa: str) -> list[str]:
     """Kernels for integer weights that run beside an instruction set here, from the least to the most capable."""
+
+def read_bandwidth(isa: str, num_threads: int, *, cores: Sequence[int], num_bytes: int, seconds: float) -> float:
+    """Bytes a second that all threads together read from a memory of ``num_bytes``: the best pass over it in ``seconds``."""
+
+def peak(
+    isa: str, num_threads: int, *, cores: Sequence[int], arithmetic: str, seconds: float, integer_kernels: str = "auto"
+) -> tuple[str, float]:
+    """The instruction that multiplies "fp32", "bf16" or "int8" with an instruction set, and operations a second of all threads
+    together; a product and a sum are two."""
 
 def quantize(
     matrix: np.ndarray,
@@ -60,18 +69,33 @@ class KVBlocks:
         num_kv_heads: int,
         head_dim: int,
         block_size: int,
-        bfloat16: bool,
+        dtype: str,
     ) -> None: ...
     @property
     def num_blocks(self) -> int: ...
     @property
     def num_host_blocks(self) -> int: ...
+    @property
+    def num_bytes(self) -> int:
+        """Of the blocks on the device side."""
 
 class HeadShape:
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None: ...
 
+class Program:
+    """Ops recorded by a device, over inputs and results of its own. One replay at a time."""
+
+    @property
+    def num_ops(self) -> int: ...
+    def input(self, group: int, rows: int, columns: int | None = None) -> np.ndarray:
+        """An int32 array of at most so many rows, to be given to ops while recording; arrays of a group have equal numbers of
+        rows. Without ``columns`` of one dimension."""
+
+    def trimmed(self, result: np.ndarray) -> np.ndarray:
+        """The rows of a result of the recorded ops that the last replay computed."""
+
 class Device:
-    """One instruction set's kernels, a pool of threads and the arena of results. One caller at a time; others wait."""
+    """One instruction set's kernels, a pool of threads and the memory of results. One caller at a time; others wait."""
 
     def __init__(
         self,
@@ -89,7 +113,13 @@ class Device:
     def isa(self) -> str: ...
     @property
     def num_threads(self) -> int: ...
-    def begin_step(self) -> None: ...
+    def new_program(self) -> Program: ...
+    def begin_recording(self, program: Program) -> None:
+        """Until ``end_recording()`` ops are appended to the program instead of being run. Once for each program."""
+
+    def end_recording(self) -> None: ...
+    def replay(self, program: Program, inputs: Sequence[np.ndarray]) -> None:
+        """Copy the inputs in and run the program's ops. Its results are then those of these inputs."""
     def pack(self, weight: np.ndarray) -> PackedWeight: ...
     def pack_int8(self, values: np.ndarray, scales: np.ndarray, *, quantized_activations: bool) -> IntegerWeight:
         """int8[rows, columns]; float16 as uint16[rows, columns / 32]."""
@@ -108,12 +138,12 @@ class Device:
     def gather_rows(self, x: np.ndarray, rows: np.ndarray) -> np.ndarray: ...
     def head_norm(self, qkv: np.ndarray, weight: np.ndarray, shape: HeadShape, keys: bool, eps: float) -> None: ...
     def rotary(self, qkv: np.ndarray, positions: np.ndarray, cos_sin: np.ndarray, shape: HeadShape) -> None: ...
-    def write_kv(self, cache: KVBlocks, layer: int, qkv: np.ndarray, slot_mapping: np.ndarray, shape: HeadShape) -> None: ...
     def attention(
         self,
         cache: KVBlocks,
         layer: int,
         qkv: np.ndarray,
+        slot_mapping: np.ndarray,
         query_start: np.ndarray,
         seq_lens: np.ndarray,
         block_tables: np.ndarray,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.backends.base import Backend, KVCache, KVCacheSpec
+from octavo.backends.base import Backend, BatchCapacity, KVCache, KVCacheSpec
 from octavo.config import ConfigError, EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
 from octavo.engine.scheduler import Scheduler
@@ -37,6 +37,19 @@ class Loaded:
     model_config: ModelConfig
     max_model_len: int
     facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an engine is assembled from: a loaded model and a cache for it, on one backend."""
+
+    backend: Backend
+    model: Model
+    model_config: ModelConfig
+    kv: KVCacheManager
+    cache: KVCache
+    max_model_len: int
+    weight_format: WeightFormat
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,43 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
         ConfigError: the configuration cannot work, in one line that says what to change.
     """
     watch = _Stopwatch(progress or (lambda phase, fraction: None))
+    parts = _load_parts(config, watch, lambda backend: backend)
+    with watch.phase("start engine"):
+        engine = assemble_parts(config, parts)
+    spec, backend = parts.cache.spec, parts.backend
+    return Loaded(
+        engine=engine,
+        model_config=parts.model_config,
+        max_model_len=parts.max_model_len,
+        facts={
+            "model": config.model,
+            "architecture": parts.model_config.architecture,
+            "dtype": backend.compute_dtype,
+            "weight_format": parts.weight_format,
+            "kv_cache_dtype": spec.dtype,
+            "backend": backend.describe(),
+            "isa": getattr(backend, "isa", config.backend),
+            "block_size": config.block_size,
+            "num_device_blocks": parts.cache.num_blocks,
+            "num_host_blocks": parts.cache.num_host_blocks,
+            "kv_cache_bytes": parts.cache.num_blocks * spec.bytes_per_block,
+            "max_model_len": parts.max_model_len,
+            "max_concurrency": parts.cache.num_blocks / (-(-parts.max_model_len // config.block_size)),
+            "phases": watch.phases,
+        },
+    )
+
+
+def load_parts(config: EngineConfig, *, around: Callable[[Backend], Backend]) -> Parts:
+    """Everything but the engine, for whoever looks inside. ``around`` may wrap the backend before anything is built on it.
+
+    Raises:
+        ConfigError: as ``load``.
+    """
+    return _load_parts(config, _Stopwatch(lambda phase, fraction: None), around)
+
+
+def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backend], Backend]) -> Parts:
     with watch.phase("open model"):
         checkpoint = _open(config, dequantize=_dequantizer(config))
         max_model_len = resolve_max_model_len(config, checkpoint.config)
@@ -78,7 +128,7 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
     with watch.phase("start backend"):
         dtype = resolve_dtype(config, checkpoint.config)
         weight_format = resolve_weight_format(config, checkpoint.kind)
-        backend = make_backend(config, dtype)
+        backend = around(make_backend(config, dtype))
         memory_before = backend.available_memory()
     with watch.phase("load weights"):
         model = load_model(
@@ -98,29 +148,7 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
         )
         name = f"{checkpoint.path}:{weight_format}:{config.quantized_activations}"
         kv, cache = make_kv_cache(config, spec, backend, max_model_len=max_model_len, num_blocks=num_blocks, namespace=name)
-    with watch.phase("start engine"):
-        engine = assemble(config, checkpoint.config, model, backend, kv, cache, max_model_len=max_model_len)
-    return Loaded(
-        engine=engine,
-        model_config=checkpoint.config,
-        max_model_len=max_model_len,
-        facts={
-            "model": config.model,
-            "architecture": checkpoint.config.architecture,
-            "dtype": dtype,
-            "weight_format": weight_format,
-            "kv_cache_dtype": spec.dtype,
-            "backend": backend.describe(),
-            "isa": getattr(backend, "isa", config.backend),
-            "block_size": config.block_size,
-            "num_device_blocks": num_blocks,
-            "num_host_blocks": cache.num_host_blocks,
-            "kv_cache_bytes": num_blocks * spec.bytes_per_block,
-            "max_model_len": max_model_len,
-            "max_concurrency": num_blocks / (-(-max_model_len // config.block_size)),
-            "phases": watch.phases,
-        },
-    )
+    return Parts(backend, model, checkpoint.config, kv, cache, max_model_len, weight_format)
 
 
 def make_kv_cache(
@@ -159,11 +187,36 @@ def assemble(
         max_num_seqs=config.max_num_seqs,
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
+        capture=None if config.enforce_eager else _largest_batch(config, max_model_len),
     )
     runner.warm_up()
     executor = LocalExecutor(runner.execute, overlap=config.async_scheduling)
     scheduler = Scheduler(config, kv, max_model_len=max_model_len, eos_token_ids=model_config.eos_token_ids)
     return Engine(scheduler, executor, max_in_flight=2 if config.async_scheduling else 1)
+
+
+def _largest_batch(config: EngineConfig, max_model_len: int) -> BatchCapacity:
+    drafts = config.spec_tokens if config.spec_method else 0
+    tokens = config.max_num_batched_tokens
+    return BatchCapacity(
+        tokens=tokens,
+        sequences=config.max_num_seqs,
+        blocks=-(-max_model_len // config.block_size),
+        logits_rows=min(tokens, config.max_num_seqs * (1 + drafts)),
+    )
+
+
+def assemble_parts(config: EngineConfig, parts: Parts) -> Engine:
+    """An engine over loaded parts, warmed up."""
+    return assemble(
+        config,
+        parts.model_config,
+        parts.model,
+        parts.backend,
+        parts.kv,
+        parts.cache,
+        max_model_len=parts.max_model_len,
+    )
 
 
 def open_frontend(config: EngineConfig) -> Frontend:

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 Dtype = Literal["auto", "bfloat16", "float32", "half", "float16", "float"]
 Quantization = Literal["none", "stored", "int8", "int4"]
-KVCacheDtype = Literal["auto", "bfloat16", "float32"]
+KVCacheDtype = Literal["auto", "bfloat16", "float32", "int8"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 Positive = Annotated[int, Meta(ge=1)]
@@ -39,7 +39,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantized_activations: Annotated[
         bool, Meta(description="with --quantization: activations in 8 bits too; off: kept as they are, more exact and slower")
     ] = True
-    kv_cache_dtype: Annotated[KVCacheDtype, Meta(description="of the KV cache; auto: as dtype")] = "auto"
+    kv_cache_dtype: Annotated[
+        KVCacheDtype, Meta(description="of the KV cache; auto: as dtype; int8: with a scale for each token and kv head")
+    ] = "auto"
     max_model_len: Annotated[Positive | None, Meta(description="longest prompt plus output in tokens; default: the model")] = (
         None
     )
@@ -57,6 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     preemption_mode: Annotated[PreemptionMode, Meta(description="what happens to a group when blocks run out")] = "auto"
     scheduling_policy: Annotated[SchedulingPolicy, Meta(description="order of the waiting queue")] = "fcfs"
     async_scheduling: Annotated[bool, Meta(description="plan the next step while the current one is computed")] = True
+    enforce_eager: Annotated[bool, Meta(description="run the model op by op instead of replaying a recording of it")] = False
     spec_method: Annotated[Literal["ngram"] | None, Meta(description="speculative decoding: drafts by prompt lookup")] = None
     spec_tokens: Annotated[int, Meta(ge=1, le=16, description="draft tokens a step, with --spec-method")] = 4
     max_logprobs: Annotated[int, Meta(ge=0, le=20, description="most log-probabilities a request may ask for")] = 20

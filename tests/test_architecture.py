@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "backends": {"quant", "_native"},
     "build": {"engine", "executor", "memory", "worker", "models", "layers", "weights", "quant", "backends", "tokenizer"},
     "llm": {"build", *TEXT},
-    "bench": {"build", *TEXT},
+    "bench": {"build", "backends.base", "backends.cpu.ceilings", *TEXT},
     "server": {"build", "weights", *TEXT},
     "commands": {"build", "llm", "bench", "server", "backends", "weights", "_native", *TEXT},
     "cli": {"build", "llm", "bench", "server", "commands", "backends", "weights", "_native", *TEXT},

@@ -13,7 +13,7 @@ import pytest
 
 from octavo import build
 from octavo.backends.base import Backend
-from octavo.config import EngineConfig, ModelConfig
+from octavo.config import EngineConfig, KVCacheDtype, ModelConfig
 from octavo.engine.engine import Engine
 from octavo.layers.loader import WeightFormat
 from octavo.models import Model, load_model
@@ -31,28 +31,36 @@ class LoadedModel:
     model: Model
     backend: Backend
     weight_format: WeightFormat
+    kv_cache_dtype: KVCacheDtype
 
 
-def load(path: Path, dtype: str, weight_format: WeightFormat, *, num_threads: int | None = None) -> LoadedModel:
+def load(
+    path: Path,
+    dtype: str,
+    weight_format: WeightFormat,
+    kv_cache_dtype: KVCacheDtype = "auto",
+    *,
+    num_threads: int | None = None,
+) -> LoadedModel:
     checkpoint = open_checkpoint(path)
     backend = build.make_backend(EngineConfig(model="smollm2", num_threads=num_threads), dtype)
     config, source = checkpoint.config, checkpoint.source
     model = load_model(config, source, backend, max_model_len=MAX_MODEL_LEN, weight_format=weight_format)
-    return LoadedModel(config, model, backend, weight_format)
+    return LoadedModel(config, model, backend, weight_format, kv_cache_dtype)
 
 
-VARIANTS: dict[str, tuple[str, WeightFormat]] = {
-    "bfloat16": ("bfloat16", "plain"),
-    "float32": ("float32", "plain"),
-    "as stored": ("bfloat16", "stored"),
-    "int8": ("bfloat16", "int8"),
+VARIANTS: dict[str, tuple[str, WeightFormat, KVCacheDtype]] = {
+    "bfloat16": ("bfloat16", "plain", "auto"),
+    "float32": ("float32", "plain", "auto"),
+    "as stored": ("bfloat16", "stored", "auto"),
+    "int8": ("bfloat16", "int8", "auto"),
+    "int8 cache": ("bfloat16", "plain", "int8"),
 }
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def loaded(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[LoadedModel]:
-    dtype, weight_format = VARIANTS[request.param]
-    yield load(smollm2_path, dtype, weight_format)
+    yield load(smollm2_path, *VARIANTS[request.param])
 
 
 def requests() -> list[Request]:
@@ -79,6 +87,7 @@ def requests() -> list[Request]:
 
 def engine_with(loaded: LoadedModel, *, num_blocks: int = 400, **changes: Any) -> Engine:
     settings = {"async_scheduling": False, "enable_prefix_caching": False, "swap_space": 0.25, **changes}
+    settings["kv_cache_dtype"] = loaded.kv_cache_dtype
     config = EngineConfig(model="smollm2", max_model_len=MAX_MODEL_LEN, **settings)
     spec = build.kv_cache_spec(config, loaded.config, loaded.backend.compute_dtype)
     kv, cache = build.make_kv_cache(config, spec, loaded.backend, max_model_len=MAX_MODEL_LEN, num_blocks=num_blocks)
@@ -102,7 +111,8 @@ def run(engine: Engine, todo: list[Request], *, one_by_one: bool = False) -> Out
 
 @pytest.fixture(scope="module")
 def alone(loaded: LoadedModel) -> Outputs:
-    return run(engine_with(loaded), requests(), one_by_one=True)
+    """Op by op; everything below replays a recording unless it says otherwise."""
+    return run(engine_with(loaded, enforce_eager=True), requests(), one_by_one=True)
 
 
 def assert_same(got: Outputs, expected: Outputs) -> None:
@@ -114,6 +124,14 @@ def assert_same(got: Outputs, expected: Outputs) -> None:
 @pytest.mark.parametrize("overlap", [False, True], ids=["depth 1", "depth 2"])
 def test_batched(loaded: LoadedModel, alone: Outputs, overlap: bool) -> None:
     assert_same(run(engine_with(loaded, async_scheduling=overlap), requests()), alone)
+
+
+def test_recorded_alone(loaded: LoadedModel, alone: Outputs) -> None:
+    assert_same(run(engine_with(loaded), requests(), one_by_one=True), alone)
+
+
+def test_eager_batched(loaded: LoadedModel, alone: Outputs) -> None:
+    assert_same(run(engine_with(loaded, enforce_eager=True), requests()), alone)
 
 
 @pytest.mark.parametrize("budget", [16, 37, 128])
@@ -155,5 +173,5 @@ def test_speculated(loaded: LoadedModel, alone: Outputs) -> None:
 
 
 def test_another_number_of_threads(loaded: LoadedModel, alone: Outputs, smollm2_path: Path) -> None:
-    other = load(smollm2_path, loaded.backend.compute_dtype, loaded.weight_format, num_threads=1)
+    other = load(smollm2_path, loaded.backend.compute_dtype, loaded.weight_format, loaded.kv_cache_dtype, num_threads=1)
     assert_same(run(engine_with(other), requests()), alone)

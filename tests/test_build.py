@@ -48,6 +48,8 @@ def test_a_share_of_memory_beside_the_weights_and_never_more_than_is_useful() ->
     assert resolve()[0] == 128 * 4096 // 16
     assert resolve(kv_cache_memory_bytes=10 * 2**20)[0] == 10 * 2**20 // spec.bytes_per_block
     assert resolve(num_gpu_blocks_override=300)[0] == 300
+    in_int8, int8_spec = resolve(kv_cache_memory_bytes=10 * 2**20, kv_cache_dtype="int8")
+    assert (in_int8, int8_spec.dtype) == (10 * 2**20 // (spec.bytes_per_block * (16 + 4) // 32), "int8")
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ depend on batching, chunking, caching, preemption or speculation.
 
 Shapes: T tokens in the step, R rows, H hidden size, V vocabulary. Residual stream, linear outputs and logits are float32;
 ``act`` is the compute dtype (bfloat16 or float32), which norms, gated activations and attention emit and ``linear`` takes.
-An op's result lives until the backend's next ``begin_step()``; copy what must outlive it.
+An op's result is its own for as long as it is referenced; only where it says so does an op take over an argument's memory.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,12 +31,12 @@ class KVCacheSpec:
     head_dim: int
     block_size: int
     dtype: str
-    """"bfloat16" or "float32"."""
+    """"bfloat16", "float32" or "int8"; in int8 every k and every v of a token and kv head has a float32 scale."""
 
     @property
     def bytes_per_block(self) -> int:
-        itemsize = {"bfloat16": 2, "float32": 4}[self.dtype]
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size * itemsize
+        itemsize, scale = {"bfloat16": (2, 0), "float32": (4, 0), "int8": (1, 4)}[self.dtype]
+        return 2 * self.num_layers * self.num_kv_heads * self.block_size * (self.head_dim * itemsize + scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class AttentionShape:
 class Batch:
     """One step as flat arrays, all int32. Sequence i owns the rows ``query_start[i]:query_start[i + 1]``.
 
-    ``slot_mapping[t]`` = block id * block size + offset, where token t's K and V go. ``seq_lens[i]`` counts the tokens that
-    sequence i's last row sees, itself included. ``logits_rows`` are the rows whose logits are wanted.
+    ``slot_mapping[t]`` = block id * block size + offset, where token t's K and V go; -1: nowhere. ``seq_lens[i]`` counts the
+    tokens that sequence i's last row sees, itself included. ``logits_rows`` are the rows whose logits are wanted.
     """
 
     input_ids: Array
@@ -69,6 +70,39 @@ class Batch:
     """[n, width]"""
     logits_rows: Array
     """[R]"""
+
+
+Forward = Callable[[Batch], tuple[Array, ...]]
+"""What a model makes of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCapacity:
+    """The largest batch that a recorded forward can take."""
+
+    tokens: int
+    sequences: int
+    blocks: int
+    """columns of ``block_tables``"""
+    logits_rows: int
+
+    def admits(self, batch: Batch) -> bool:
+        return (
+            len(batch.input_ids) <= self.tokens
+            and len(batch.seq_lens) <= self.sequences
+            and batch.block_tables.shape[1] <= self.blocks
+            and len(batch.logits_rows) <= self.logits_rows
+        )
+
+
+class Graph(Protocol):
+    """A recorded forward."""
+
+    def replay(self, batch: Batch) -> tuple[Array, ...]:
+        """What the forward gives for ``batch``. The results are overwritten by the next replay.
+
+        Raises ``ValueError`` for a batch beyond the capacity, and what its ops raise."""
+        ...
 
 
 class KVCache(Protocol):
@@ -117,15 +151,18 @@ class Ops(Protocol):
         cos_sin: float32[max positions, head_dim], the first half cosines, the second half sines."""
         ...
 
-    def write_kv(self, cache: KVCache, layer: int, qkv: Array, slot_mapping: Array, shape: AttentionShape) -> None:
-        """Store each token's k and v in its slot."""
-        ...
-
     def attention(
         self, cache: KVCache, layer: int, qkv: Array, batch: Batch, shape: AttentionShape, *, scale: float, window: int | None
     ) -> Array:
-        """Causal attention of every row over its own sequence's blocks, K and V always read from the cache, any mix of query
-        lengths, grouped heads, optional sliding window -> act[T, num_heads * head_dim]."""
+        """Store each row's k and v in its slot; then causal attention of every row over its own sequence's blocks, K and V
+        always read from the cache, any mix of query lengths, grouped heads, optional sliding window
+        -> act[T, num_heads * head_dim].
+
+        A cache in bfloat16 rounds to nearest even. One in int8 stores the k, and the v, of a row and head as q = k * (127 / m)
+        rounded to nearest even and the scale m / 127, where m is the largest magnitude, and reads q * scale. With m below 1e-30
+        all is zero; where k has an element that is not finite, all is NaN.
+
+        A slot that is written in a step is seen by its own sequence alone in that step, at its own position."""
         ...
 
     def silu_and_mul(self, gate_up: Array) -> Array:
@@ -141,15 +178,17 @@ class Ops(Protocol):
         ...
 
     def argmax(self, logits: Array) -> Array:
-        """float32[R, V] -> int32[R]; the lowest index among equals."""
+        """float32[R, V] -> int32[R]; the lowest index among equals; -1 where a logit is NaN or plus infinity, or all are minus
+        infinity: such a row can be drawn from by no rule."""
         ...
 
     def sample(
         self, logits: Array, *, temperature: Array, top_k: Array, top_p: Array, min_p: Array, seeds: Array, positions: Array
     ) -> Array:
         """float32[R, V] -> int32[R]. One draw a row from softmax(logits / temperature) after top-k (0: off), then top-p, then
-        min-p; ties at a cut are kept by lowest index. Temperature below 1e-5: argmax. The uniform number is a counter-based
-        function of (seeds[i] uint64, positions[i] int64) alone. temperature, top_p, min_p: float32[R]; top_k: int32[R]."""
+        min-p; ties at a cut are kept by lowest index. Temperature below 1e-5: argmax; -1 where argmax is. The uniform number
+        is a counter-based function of (seeds[i] uint64, positions[i] int64) alone. temperature, top_p, min_p: float32[R];
+        top_k: int32[R]."""
         ...
 
     def top_logprobs(self, logits: Array, chosen: Array, num: int) -> tuple[Array, Array, Array, Array]:
@@ -182,7 +221,7 @@ class Backend(Protocol):
         ...
 
     def to_host(self, array: Array) -> np.ndarray:
-        """A numpy copy, safe beyond the next ``begin_step()``."""
+        """A numpy copy."""
         ...
 
     def kv_cache(self, spec: KVCacheSpec, *, num_blocks: int, num_host_blocks: int) -> KVCache: ...
@@ -191,6 +230,10 @@ class Backend(Protocol):
         """Bytes that this process may still use on the device: the machine's and any cgroup's limit considered."""
         ...
 
-    def begin_step(self) -> None:
-        """From now on, memory of earlier results is reused."""
+    def capture(self, forward: Forward, capacity: BatchCapacity) -> Graph:
+        """Record what ``forward`` does to a batch, to be replayed for any batch within ``capacity`` with the same bits.
+
+        ``forward`` is called at most once, with arrays that hold nothing yet: what it does must not depend on their contents,
+        and may depend on their sizes only through ops. Weights and caches that it uses live as long as the graph.
+        """
         ...

@@ -1,1 +1,1 @@
-"""Measurements: throughput and its reports."""
+"""Measurements: throughput, latency, and how far from the machine's limits a step is."""

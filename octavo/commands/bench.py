@@ -1,55 +1,101 @@
-"""``octavo bench throughput``: flags to options; the measuring is in ``octavo.bench``."""
+"""``octavo bench MEASUREMENT``: flags to options; the measuring is in ``octavo.bench``.
+
+A measurement is one entry of ``MEASUREMENTS``: its options are its flags, beside those of the engine.
+"""
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from importlib import import_module
+from typing import Any, NamedTuple
 
-import msgspec
-from msgspec import Meta
-
+from octavo.bench.options import LatencyOptions, RooflineOptions, ThroughputOptions
 from octavo.commands import USAGE_ERROR, flags
 from octavo.config import EngineConfig
 
-Positive = Annotated[int, Meta(ge=1)]
+
+class Measurement(NamedTuple):
+    """``module`` has ``main(config, options)``; ``decides`` are the engine's settings that the measurement itself makes."""
+
+    help_line: str
+    description: str
+    options: type[Any]
+    module: str
+    decides: tuple[str, ...] = ()
 
 
-class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement of ``octavo.bench.throughput``, as flags."""
+MEASUREMENTS = {
+    "throughput": Measurement(
+        "tokens per second of a whole batch",
+        "Compute a whole batch at once and say how many tokens a second that gave.",
+        ThroughputOptions,
+        "octavo.bench.throughput",
+    ),
+    "latency": Measurement(
+        "seconds that one batch takes, and when its tokens come",
+        "Compute one batch again and again and say how long it took: the whole, the first token, from token to token.",
+        LatencyOptions,
+        "octavo.bench.latency",
+    ),
+    "roofline": Measurement(
+        "how near to this machine's limits each part of a step is",
+        "Measure how fast this machine can read and multiply, then a model's step, op by op, and say what limits each.",
+        RooflineOptions,
+        "octavo.bench.roofline.main",
+        decides=(
+            "backend",
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "enable_prefix_caching",
+            "gpu_memory_utilization",
+            "kv_cache_memory_bytes",
+            "num_gpu_blocks_override",
+            "swap_space",
+            "spec_method",
+            "spec_tokens",
+        ),
+    ),
+}
 
-    num_prompts: Annotated[Positive, Meta(description="prompts in the batch")] = 8
-    input_len: Annotated[Positive, Meta(description="tokens of each prompt")] = 32
-    output_len: Annotated[Positive, Meta(description="tokens generated for each sequence")] = 128
-    n: Annotated[int, Meta(ge=1, le=128, description="sequences for each prompt, sharing its blocks")] = 1
-    repeat: Annotated[Positive, Meta(description="runs after a warm-up; the median counts")] = 3
-    json: Annotated[bool, Meta(description="print one JSON object")] = False
+
+def help_text() -> str:
+    """What ``octavo bench --help`` says."""
+    width = max(map(len, MEASUREMENTS))
+    lines = "\n".join(f"  {name:<{width}}  {entry.help_line}" for name, entry in MEASUREMENTS.items())
+    return (
+        f"usage: octavo bench MEASUREMENT --model MODEL [flags]\n\nmeasurements:\n{lines}\n\n"
+        "  octavo bench MEASUREMENT --help shows its flags\n\n"
+        "first steps:\n  octavo bench throughput --model smollm2 --num-prompts 8"
+    )
 
 
-def parser() -> flags.Parser:
+def parser(name: str) -> flags.Parser:
+    """Of one measurement."""
+    entry = MEASUREMENTS[name]
     made = flags.Parser(
-        prog="octavo bench throughput",
-        usage="octavo bench throughput --model MODEL [flags]",
-        description="Compute a whole batch at once and say how many tokens a second that gave.",
+        prog=f"octavo bench {name}",
+        usage=f"octavo bench {name} --model MODEL [flags]",
+        description=entry.description,
     )
     flags.add_model(made, help_text="demo model alias (smollm2), directory, .gguf file or hub id")
-    flags.add_flags(made, BenchOptions, title="bench throughput")
-    flags.add_flags(made, EngineConfig, title="engine", skip=("model",))
+    flags.add_flags(made, entry.options, title=f"bench {name}")
+    flags.add_flags(made, EngineConfig, title="engine", skip=("model", *entry.decides))
     return made
 
 
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: octavo bench throughput --model MODEL [flags]\n\n  throughput  tokens per second of a whole batch")
+        print(help_text())
         return 0 if arguments else USAGE_ERROR
-    if arguments[0] != "throughput":
-        print(f"octavo bench: error: no measurement {arguments[0]!r}; there is: throughput", file=sys.stderr)
+    name = arguments[0]
+    if name not in MEASUREMENTS:
+        print(f"octavo bench: error: no measurement {name!r}; there are: {', '.join(MEASUREMENTS)}", file=sys.stderr)
         return USAGE_ERROR
-    parsed = parser().parse_args(arguments[1:])
+    entry = MEASUREMENTS[name]
+    parsed = parser(name).parse_args(arguments[1:])
     flags.take_model(parsed)
-    flags.warn_of_unknown(environment, EngineConfig, BenchOptions)
+    flags.warn_of_unknown(environment, EngineConfig, entry.options)
     config = flags.configure(EngineConfig, parsed, environment)
-    options = flags.configure(BenchOptions, parsed, environment)
-
-    from octavo.bench import throughput
-
-    throughput.main(config, throughput.ThroughputOptions(**msgspec.structs.asdict(options)))
+    options = flags.configure(entry.options, parsed, environment)
+    import_module(entry.module).main(config, options)
     return 0

@@ -21,7 +21,7 @@ T = TypeVar("T")
 PREFIX = "OCTAVO_"
 _SUFFIXES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
-_METAVARS = {"tokenizer": "PATH", "chat_template": "FILE"}
+_METAVARS = {"tokenizer": "PATH", "chat_template": "FILE", "output_json": "FILE", "plot": "FILE"}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -64,6 +64,8 @@ class Field(msgspec.Struct, frozen=True):
     choices: tuple[str, ...]
     help: str
     default: Any
+    of_numbers: bool = False
+    """A list of whole numbers, not of texts."""
 
     @property
     def flag(self) -> str:
@@ -94,7 +96,14 @@ def _field(field: Any, hint: Any) -> Field:
     if typing.get_origin(base) is Literal:
         choices, base = typing.get_args(base), str
     kind: Any = "list" if typing.get_origin(base) is tuple else base.__name__
-    return Field(field.name, kind, optional, choices, description, field.default)
+    of_numbers = kind == "list" and _is_int(typing.get_args(base)[0])
+    return Field(field.name, kind, optional, choices, description, field.default, of_numbers)
+
+
+def _is_int(hint: Any) -> bool:
+    while typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
+    return hint is int
 
 
 def add_flags(parser: argparse.ArgumentParser, struct: type[Any], *, title: str, skip: Sequence[str] = ()) -> None:
@@ -117,6 +126,8 @@ def _metavar(field: Field) -> str:
         return "{" + ",".join(field.choices) + "}"
     if field.name in _METAVARS:
         return _METAVARS[field.name]
+    if field.of_numbers:
+        return "N"
     return {"int": "N", "float": "X"}.get(field.kind, field.name.rpartition("_")[2].upper())
 
 
@@ -131,6 +142,8 @@ def _help(field: Field) -> str:
 def _shown(field: Field) -> str:
     if field.kind == "bool":
         return "on" if field.default else "off"
+    if field.kind == "list":
+        return " ".join(map(str, field.default))
     if field.kind == "int" and field.default >= 2**20 and field.default % 2**20 == 0:
         return f"{field.default // 2**20}M"
     return f"{field.default:g}" if field.kind == "float" else str(field.default)
@@ -159,8 +172,10 @@ def configure(struct: type[T], arguments: argparse.Namespace, environment: Mappi
 
 def _value(field: Field, given: Any, place: str) -> Any:
     """Text as what the field takes; limits are checked later, by the type."""
-    if field.kind in ("bool", "list", "str") and not isinstance(given, str):
-        return tuple(given) if field.kind == "list" else given
+    if field.kind == "list":
+        return _items(field, given, place)
+    if field.kind in ("bool", "str") and not isinstance(given, str):
+        return given
     if field.choices and given not in field.choices:
         raise ConfigError(f"{place}: {given!r} is not one of {', '.join(field.choices)}")
     try:
@@ -172,6 +187,13 @@ def _value(field: Field, given: Any, place: str) -> Any:
     except ValueError:
         wanted = {"bool": "true or false", "int": "a whole number, as 8192 or 8K", "float": "a number"}[field.kind]
         raise ConfigError(f"{place}: {given!r} is not {wanted}") from None
+
+
+def _items(field: Field, given: Sequence[str], place: str) -> tuple[Any, ...]:
+    try:
+        return tuple(map(_integer, given)) if field.of_numbers else tuple(given)
+    except ValueError:
+        raise ConfigError(f"{place}: {' '.join(given)!r} is not a list of whole numbers") from None
 
 
 def _integer(text: str) -> int:

@@ -23,7 +23,7 @@ class Engine:
 
     def __init__(self, scheduler: Scheduler, executor: Executor, *, max_in_flight: int = 1) -> None:
         self.scheduler = scheduler
-        self._executor = executor
+        self.executor = executor
         self._max_in_flight = max_in_flight
         self._in_flight: deque[tuple[SchedulerOutput, PendingOutput]] = deque()
 
@@ -47,7 +47,7 @@ class Engine:
     def step(self) -> list[TokenDelta]:
         """Plan as far ahead as allowed, wait for the oldest step in flight, and return what it brought for clients."""
         while len(self._in_flight) < self._max_in_flight and (plan := self.scheduler.schedule()):
-            self._in_flight.append((plan, self._executor.submit(plan)))
+            self._in_flight.append((plan, self.executor.submit(plan)))
         if not self._in_flight:
             if self.scheduler.has_work:
                 raise EngineStuckError("no sequence can be scheduled and none is in flight")
@@ -59,4 +59,4 @@ class Engine:
         return self.scheduler.snapshot()
 
     def shutdown(self) -> None:
-        self._executor.shutdown()
+        self.executor.shutdown()

@@ -48,6 +48,5 @@ class Attention:
         for norm in self._head_norms:
             norm(qkv)
         self._rotary(qkv, batch.positions, self._shape)
-        self._ops.write_kv(cache, self._layer, qkv, batch.slot_mapping, self._shape)
         attended = self._ops.attention(cache, self._layer, qkv, batch, self._shape, scale=self._scale, window=self._window)
         return self._out(attended, residual=residual)

@@ -24,8 +24,8 @@ from octavo.step import TokenLogprobs
 __all__ = ["INVALID_TOKEN", "SampleRow", "Sampler"]
 
 INVALID_TOKEN = -1
-"""Instead of a token: the row's logits hold NaN or infinity, or the request's own parameters leave it no token at all. The
-sequence should end with finish reason "error"."""
+"""Instead of a token, as ops say it: the row's logits hold NaN or infinity, or the request's own parameters leave it no token
+at all. The sequence should end with finish reason "error"."""
 
 
 class Sampler:
@@ -45,13 +45,11 @@ class Sampler:
 
     def __call__(self, logits: Array, rows: Sequence[SampleRow]) -> tuple[list[int], list[TokenLogprobs | None]]:
         """One token for each of ``rows``, drawn from float32[R, V] ``logits``, and its log-probabilities where asked for."""
-        sound = self._sound_rows(logits)
         tokens = [INVALID_TOKEN] * len(rows)
         plain: list[int] = []
         shaped: list[int] = []
         for i, row in enumerate(rows):
-            if sound[row.logits_row]:
-                (shaped if self._wants_feature(row) else plain).append(i)
+            (shaped if self._wants_feature(row) else plain).append(i)
         if plain:
             chosen = [rows[i] for i in plain]
             for i, token in zip(plain, self._draw_plain(logits, chosen), strict=True):
@@ -84,9 +82,8 @@ class Sampler:
         return any(feature.wanted(row) for feature in self._features)
 
     def _sound_rows(self, logits: Array) -> list[bool]:
-        """Rows with nothing but numbers: NaN and infinity come out of ``max`` (minus infinity alone is an impossible token)."""
-        host = self._on_host(logits)
-        sound: list[bool] = np.isfinite(host.max(axis=1)).tolist()
+        """Rows from which a token can be drawn."""
+        sound: list[bool] = (self._on_host(self._backend.ops.argmax(logits)) >= 0).tolist()
         return sound
 
     def _draw_plain(self, logits: Array, rows: list[SampleRow]) -> list[int]:
@@ -97,20 +94,17 @@ class Sampler:
         return self._sample(self._select(logits, [row.logits_row for row in rows]), rows)
 
     def _draw_shaped(self, logits: Array, rows: list[SampleRow]) -> list[int]:
-        own = self._on_host(self._gather(logits, [row.logits_row for row in rows]))
+        gathered = self._gather(logits, [row.logits_row for row in rows])
+        sound = self._sound_rows(gathered)
+        own = self._on_host(gathered)
         if not own.flags.writeable:
             own = own.copy()
-        for values, row in zip(own, rows, strict=True):
+        for values, row in zip(compress(own, sound), compress(rows, sound), strict=True):
             for feature in self._features:
                 if feature.wanted(row):
                     feature.apply(values, row)
-        possible = np.isfinite(own.max(axis=1))
-        tokens = np.full(len(rows), INVALID_TOKEN)
-        if possible.any():
-            left = own if possible.all() else own[possible]
-            tokens[possible] = self._sample(self._backend.tensor(left), list(compress(rows, possible)))
-        drawn: list[int] = tokens.tolist()
-        return drawn
+        # What features make of an unsound row could look sound: it is left as it is.
+        return self._sample(self._backend.tensor(own), rows)
 
     def _sample(self, logits: Array, rows: list[SampleRow]) -> list[int]:
         params = [row.params for row in rows]

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from octavo.backends.base import Array, Backend, Batch, KVCache
+from octavo.backends.base import Array, Backend, Batch, BatchCapacity, KVCache
 from octavo.models import Model
 from octavo.sampling.sampler import INVALID_TOKEN, Sampler, SampleRow
 from octavo.sampling.verify import draft_rows, num_accepted
@@ -28,7 +28,8 @@ NO_LOGPROBS = TokenLogprobs(INVALID_TOKEN, float("-inf"), 0, [], [])
 
 
 class ModelRunner:
-    """Runs plans of at most ``max_num_seqs`` sequences."""
+    """Runs plans of at most ``max_num_seqs`` sequences. ``capture``: the largest batch to be replayed from a recording of the
+    model; larger ones, and all of them without it, run op by op."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class ModelRunner:
         max_num_seqs: int,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
+        capture: BatchCapacity | None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -46,6 +48,8 @@ class ModelRunner:
         self._block_size = cache.spec.block_size
         self._sampler = Sampler(backend, vocab_size, eos_token_ids)
         self._last_token = np.zeros(max_num_seqs, np.int32)
+        self._capacity = capture
+        self._graph = backend.capture(self._forward, capture) if capture else None
 
     def warm_up(self) -> None:
         """One token through the model, so that the first request finds threads, memory and weights awake."""
@@ -66,7 +70,6 @@ class ModelRunner:
     def execute(self, plan: SchedulerOutput) -> ModelOutput:
         """Carry out one plan."""
         started = time.perf_counter()
-        self._backend.begin_step()
         if plan.copies:
             self._backend.ops.copy_blocks(self._cache, plan.copies)
         copied = time.perf_counter()
@@ -75,8 +78,11 @@ class ModelRunner:
         arrays = step_arrays(plan, self._last_token, self._block_size)
         rows, first_rows = sampled_rows(plan, arrays["query_start"])
         tensors = {name: self._backend.tensor(array) for name, array in arrays.items()}
-        hidden = self._model.forward(Batch(**tensors, logits_rows=self._backend.tensor(rows)), self._cache)
-        logits = self._model.logits(hidden, self._backend.tensor(rows)) if len(rows) else None
+        batch = Batch(**tensors, logits_rows=self._backend.tensor(rows))
+        if self._graph and self._capacity and self._capacity.admits(batch):
+            hidden, logits = self._graph.replay(batch)
+        else:
+            hidden, logits = self._forward(batch)
         computed = time.perf_counter()
         token_ids, logprobs = self._sample(plan, logits, first_rows)
         prompt_logprobs = self._prompt_logprobs(plan, hidden, arrays["query_start"])
@@ -88,10 +94,15 @@ class ModelRunner:
             timings=StepTimings(copies=copied - started, forward=computed - copied, sampling=time.perf_counter() - computed),
         )
 
+    def _forward(self, batch: Batch) -> tuple[Array, Array]:
+        """The residual stream of every token and the logits of the rows that want them."""
+        hidden = self._model.forward(batch, self._cache)
+        return hidden, self._model.logits(hidden, batch.logits_rows)
+
     def _sample(
-        self, plan: SchedulerOutput, logits: Array | None, first_rows: list[int]
+        self, plan: SchedulerOutput, logits: Array, first_rows: list[int]
     ) -> tuple[list[list[int]], list[list[TokenLogprobs] | None] | None]:
-        if logits is None:
+        if not len(logits):
             return [[] for _ in plan.sequences], None
         draws: list[SampleRow] = []
         for seq, first in zip(plan.sequences, first_rows, strict=True):

@@ -51,11 +51,19 @@ def test_generate_reads_standard_input(model: str, capsys: pytest.CaptureFixture
     assert cli.main(["generate", model]) == 64
 
 
-def test_bench_prints_its_numbers(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--num-prompts", "2", "--input-len", "8", "--output-len", "4", "--repeat", "1", "--swap-space", "0", "--json"]
-    assert cli.main(["bench", "throughput", "--model", model, *flags]) == 0
+def test_bench_prints_its_numbers(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "result.json"
+    flags = ["--num-prompts", "2", "--input-len", "8", "--output-len", "4", "--repeat", "2", "--swap-space", "0"]
+    assert cli.main(["bench", "throughput", "--model", model, *flags, "--json", "--output-json", str(file)]) == 0
     result = json.loads(capsys.readouterr().out)
+    assert json.loads(file.read_text()) == result
     assert {"output_tokens_per_s", "seconds", "kv_blocks_peak", "token_slots_used_fraction"} <= set(result)
+    first, second = result["seconds_all"]
+    assert first <= result["seconds"] <= second and result["seconds"] == pytest.approx((first + second) / 2, abs=2e-4)
+    assert result["spread"] >= 0
+    assert cli.main(["bench", "throughput", "--model", model, *flags]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Throughput: ") and "Median of 2 runs: " in out and ", spread " in out
 
 
 def test_chat_in_this_process(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from msgspec import Meta
 
 from octavo import cli
-from octavo.bench.throughput import ThroughputOptions
+from octavo.bench.options import RooflineOptions
 from octavo.commands import COMMANDS, bench, chat, flags, generate, serve
 from octavo.config import ConfigError, EngineConfig
 from octavo.server.options import ServerOptions
@@ -38,6 +38,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "scheduling_policy": ("priority", "priority"),
     "async_scheduling": ("no", False),
     "spec_method": ("ngram", "ngram"),
+    "enforce_eager": ("1", True),
     "spec_tokens": ("2", 2),
     "max_logprobs": ("5", 5),
     "seed": ("-9", -9),
@@ -138,20 +139,56 @@ def test_unknown_variables_are_pointed_out(capsys: pytest.CaptureFixture[str]) -
     assert second == "octavo: warning: OCTAVO_ZZZ sets nothing"
 
 
-def test_the_bench_has_a_flag_for_every_option() -> None:
-    ours = {field.name: field.default for field in flags.fields_of(bench.BenchOptions)}
-    assert ours == {field.name: field.default for field in msgspec.structs.fields(ThroughputOptions)}
+PARSERS = [serve.parser(), chat.parser(), generate.parser(), *map(bench.parser, bench.MEASUREMENTS)]
 
 
-@pytest.mark.parametrize("module", [serve, chat, generate, bench])
-def test_help_explains_every_flag(module: Any) -> None:
-    for action in module.parser()._actions:
+@pytest.mark.parametrize("name", bench.MEASUREMENTS)
+def test_a_measurement_has_a_flag_for_each_of_its_options_and_of_the_engines_that_are_the_users(name: str) -> None:
+    entry, text = bench.MEASUREMENTS[name], bench.parser(name).format_help().partition("\nEach flag")[0]
+    for struct in (entry.options, EngineConfig):
+        for field in flags.fields_of(struct):
+            assert (f"{field.flag[2:]} " in text or f"{field.flag[2:]}\n" in text) is (field.name not in entry.decides), (
+                field.flag
+            )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "sizes"),
+    [
+        ([], {}, (1,)),
+        (["--batch-size", "1", "2K"], {}, (1, 2048)),
+        (["--batch-size", "1", "--batch-size", "3"], {}, (1, 3)),
+        ([], {"OCTAVO_BATCH_SIZE": "4, 5"}, (4, 5)),
+    ],
+)
+def test_a_list_of_numbers(arguments: list[str], environment: dict[str, str], sizes: tuple[int, ...]) -> None:
+    parsed = bench.parser("roofline").parse_args(arguments)
+    assert flags.configure(RooflineOptions, parsed, environment).batch_size == sizes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        (["1", "x"], "--batch-size: '1 x' is not a list of whole numbers"),
+        (["0"], "--batch-size: expected int >= 1"),
+        (["5000"], "--batch-size: expected int <= 4096"),
+    ],
+)
+def test_a_bad_list_of_numbers_names_its_flag(sizes: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        flags.configure(RooflineOptions, bench.parser("roofline").parse_args(["--batch-size", *sizes]), {})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.prog)
+def test_help_explains_every_flag(parser: flags.Parser) -> None:
+    for action in parser._actions:
         assert action.help, action.option_strings
 
 
-@pytest.mark.parametrize("module", [serve, chat, generate, bench])
-def test_help_tells_every_default_in_the_same_words(module: Any) -> None:
-    text = " ".join(module.parser().format_help().split())
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.prog)
+def test_help_tells_every_default_in_the_same_words(parser: flags.Parser) -> None:
+    text = " ".join(parser.format_help().split())
     assert text.count("default") == text.count("(default: ")
     assert "OCTAVO_MAX_NUM_SEQS" in text
 
@@ -186,7 +223,7 @@ def test_kinds_of_fields() -> None:
         (["help"], 0, "serve"),
         (["--version"], 0, "octavo 0.1.0"),
         ([], 64, "commands:"),
-        (["bench", "--help"], 0, "throughput"),
+        (["bench", "--help"], 0, "  roofline    how near"),
         (["bench"], 64, "throughput"),
     ],
 )
@@ -205,6 +242,11 @@ def test_the_top_level(arguments: list[str], status: int, words: str, capsys: py
         ["chat", "--url", "ftp://x"],
         ["chat", "--url", "http://127.0.0.1:1/v1"],
         ["bench", "throughput", "no-such-model"],
+        ["bench", "latency", "m", "--num-iters", "0"],
+        ["bench", "latency", "m", "--output-json", "/no/such/directory/x.json"],
+        ["bench", "roofline", "m", "--context-len", "1"],
+        ["bench", "roofline", "m", "--plot", "x.gif"],
+        ["bench", "roofline", "m", "--plot", "/no/such/directory/x.svg"],
         ["generate", "m", "-p", "x", "--n", "0"],
     ],
 )

@@ -47,7 +47,6 @@ class PagedRunner:
             "block_tables": self._tables[[seq for seq, _ in parts]],
             "logits_rows": rows,
         }
-        self._backend.begin_step()
         batch = Batch(**{name: self._backend.tensor(array.astype(np.int32)) for name, array in arrays.items()})
         hidden = self._model.forward(batch, self._cache)
         logits = self._backend.to_host(self._model.logits(hidden, batch.logits_rows))

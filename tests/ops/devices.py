@@ -1,6 +1,7 @@
 """Devices under test and comparable inputs for them: every instruction set that this machine can run, and the oracle."""
 
 from functools import cache
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ from octavo.backends.reference import ReferenceBackend
 BF16 = np.dtype(ml_dtypes.bfloat16)
 ISAS = [*(name for name, (usable, _) in _native.cpu_features().items() if usable), "amx_emulated"]
 DTYPES = ("bfloat16", "float32")
+KV_DTYPES = (*DTYPES, "int8")
 
 
 @cache
@@ -77,3 +79,22 @@ def spec_of(shape: AttentionShape, block_size: int, dtype: str, *, layers: int =
 
 def width_of(shape: AttentionShape) -> int:
     return (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+
+
+def store(
+    backend: Any, cache: Any, layer: int, rows: np.ndarray, slots: np.ndarray, shape: AttentionShape, *, alone: bool = False
+) -> None:
+    """Put k and v of ``rows`` into ``slots`` by a step whose output nobody wants: of one sequence, or of one for each row."""
+    kv_heads, n, size = shape.num_kv_heads, len(rows), cache.spec.block_size
+    few = np.ascontiguousarray(rows[:, (shape.num_heads - kv_heads) * shape.head_dim :])
+    none = np.zeros(0, np.int32)
+    starts, lengths = (np.arange(n + 1), np.ones(n)) if alone else (np.array([0, n]), np.array([n]))
+    tables = np.zeros((len(lengths), max(1, -(-int(lengths.max(initial=1)) // size))), np.int32)
+    batch = Batch(none, none, slots, starts.astype(np.int32), lengths.astype(np.int32), tables, none)
+    with np.errstate(all="ignore"):
+        backend.ops.attention(cache, layer, few, batch, AttentionShape(kv_heads, kv_heads, shape.head_dim), scale=1.0, window=1)
+
+
+def nowhere(count: int) -> np.ndarray:
+    """Slots of rows that are not to be stored."""
+    return np.full(count, -1, np.int32)

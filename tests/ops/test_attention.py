@@ -14,7 +14,20 @@ from hypothesis import strategies as st
 
 from octavo.backends.base import AttentionShape, Batch
 from octavo.backends.cpu.backend import CpuBackend
-from tests.ops.devices import DTYPES, ISAS, assert_close, device, normal, oracle, same_bits, spec_of, width_of
+from tests.ops.devices import (
+    DTYPES,
+    ISAS,
+    KV_DTYPES,
+    assert_close,
+    device,
+    normal,
+    nowhere,
+    oracle,
+    same_bits,
+    spec_of,
+    store,
+    width_of,
+)
 
 DEVICES = [(isa, dtype) for isa in ISAS for dtype in DTYPES]
 SPARE_BLOCKS = 3
@@ -67,20 +80,20 @@ class Paged:
         slots = np.arange(blocks * self.block_size, dtype=np.int32)
         for layer in range(2):
             poison = np.full((len(slots), width_of(self.shape)), np.nan, np.float32)
-            backend.ops.write_kv(cache, layer, poison, slots, self.shape)
+            store(backend, cache, layer, poison, slots, self.shape)
         for i, length in enumerate(self.lengths):
-            backend.ops.write_kv(cache, 1, self.rows(i), self.slots(i, 0, length), self.shape)
+            store(backend, cache, 1, self.rows(i), self.slots(i, 0, length), self.shape)
         return cache
 
-    def attend(self, backend: Any, cache: Any, *chunks: Chunk) -> list[np.ndarray]:
-        """The result of each chunk, all computed in one step."""
+    def attend(self, backend: Any, cache: Any, *chunks: Chunk, storing: bool = False) -> list[np.ndarray]:
+        """The result of each chunk, all computed in one step, which may store their keys and values itself."""
         starts = np.cumsum([0, *(c.end - c.start for c in chunks)], dtype=np.int32)
         none = np.zeros(0, np.int32)
         lengths = np.array([c.end for c in chunks], np.int32)
         tables = self.tables()[[c.sequence for c in chunks]]
-        batch = Batch(none, none, none, starts, lengths, tables, none)
+        slots = [self.slots(c.sequence, c.start, c.end) if storing else nowhere(c.end - c.start) for c in chunks]
+        batch = Batch(none, none, np.concatenate(slots), starts, lengths, tables, none)
         rows = np.concatenate([self.rows(c.sequence)[c.start : c.end] for c in chunks])
-        backend.begin_step()
         scale = self.shape.head_dim**-0.5
         out = np.array(backend.ops.attention(cache, 1, rows, batch, self.shape, scale=scale, window=self.window))
         return np.split(out, starts[1:-1])
@@ -105,7 +118,7 @@ def check_against_oracle(paged: Paged, isa: str, dtype: str, chunks: list[Chunk]
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("head_dim", [40, 64, 128])
 @pytest.mark.parametrize("block_size", [1, 3, 16, 32, 256])
 def test_every_layout_of_blocks(isa: str, block_size: int, head_dim: int, kv_dtype: str) -> None:
@@ -126,7 +139,7 @@ PAGED = st.builds(
     Paged,
     shape=SHAPES,
     block_size=st.sampled_from([1, 3, 5, 16, 32, 48, 256]),
-    kv_dtype=st.sampled_from(DTYPES),
+    kv_dtype=st.sampled_from(KV_DTYPES),
     lengths=st.lists(LENGTHS, min_size=1, max_size=3).map(tuple),
     window=st.one_of(st.none(), st.sampled_from([1, 2, 15, 64, 65, 511, 600])),
     seed=st.integers(0, 2**32),
@@ -169,7 +182,29 @@ def test_a_row_is_the_same_bits_in_any_step(isa: str, dtype: str, paged: Paged, 
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("block_size", [3, 16, 32])
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_step_may_store_what_it_sees(isa: str, kv_dtype: str, block_size: int, window: int | None) -> None:
+    """The bits are those of keys and values that were stored before; single rows among many, also where contexts are cut."""
+    lengths = (5, 1100, 1, 700, 64, 16)
+    paged = Paged(AttentionShape(6, 2, 64), block_size, kv_dtype, lengths, window)
+    chunks = paged.last_rows(1, 1, 1, 33, 20, 1)
+    for threads in (1, 2):
+        backend = device(isa, "float32", threads)
+        before = paged.filled_cache(backend)
+        expected = paged.attend(backend, before, *chunks)
+        later = paged.filled_cache(backend)
+        for i, chunk in enumerate(chunks):
+            slots = paged.slots(i, chunk.start, chunk.end)
+            store(backend, later, 1, np.full((len(slots), width_of(paged.shape)), np.nan, np.float32), slots, paged.shape)
+        for storing in (True, False):
+            for a, b in zip(paged.attend(backend, later, *chunks, storing=storing), expected, strict=True):
+                assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_neither_block_ids_nor_block_size_matter(isa: str, kv_dtype: str) -> None:
     paged = Paged(AttentionShape(4, 2, 64), 16, kv_dtype, (700, 90))
     chunks = paged.last_rows(3, 90)
@@ -194,7 +229,7 @@ def test_what_lies_outside_the_window_or_ahead_cannot_matter(isa: str, block_siz
     assert np.isfinite(expected).all()
     unseen = np.concatenate([paged.slots(0, 0, 1091 - window), paged.slots(0, 1100, 1200)])
     poison = np.full((len(unseen), width_of(paged.shape)), np.nan, np.float32)
-    backend.ops.write_kv(cache, 1, poison, unseen, paged.shape)
+    store(backend, cache, 1, poison, unseen, paged.shape)
     [actual] = paged.attend(backend, cache, chunk)
     assert same_bits(actual, expected)
 
@@ -205,9 +240,7 @@ def test_a_row_of_nan_spoils_no_neighbour(isa: str) -> None:
     backend = device(isa, "float32")
     cache = paged.filled_cache(backend)
     expected = paged.attend(backend, cache, *paged.last_rows(12, 12))[0]
-    backend.ops.write_kv(
-        cache, 1, np.full((600, width_of(paged.shape)), np.nan, np.float32), paged.slots(1, 0, 600), paged.shape
-    )
+    store(backend, cache, 1, np.full((600, width_of(paged.shape)), np.nan, np.float32), paged.slots(1, 0, 600), paged.shape)
     actual = paged.attend(backend, cache, *paged.last_rows(12, 12))
     assert same_bits(actual[0], expected)
     assert np.isnan(actual[1]).all()
@@ -216,7 +249,7 @@ def test_a_row_of_nan_spoils_no_neighbour(isa: str) -> None:
 def test_a_query_of_nan_spoils_its_own_row_only() -> None:
     paged = Paged(AttentionShape(4, 2, 64), 16, "bfloat16", (600,))
     none = np.zeros(0, np.int32)
-    batch = Batch(none, none, none, np.array([0, 10], np.int32), np.array([600], np.int32), paged.tables(), none)
+    batch = Batch(none, none, nowhere(10), np.array([0, 10], np.int32), np.array([600], np.int32), paged.tables(), none)
     for isa in ISAS:
         backend = device(isa, "float32")
         cache = paged.filled_cache(backend)
@@ -239,9 +272,9 @@ def test_scores_far_apart(isa: str) -> None:
         rows[:, 32:] = np.arange(1100, dtype=np.float32)[:, None] / 8
         backend = device(isa, "float32")
         cache = backend.kv_cache(spec_of(shape, 16, "float32"), num_blocks=69, num_host_blocks=0)
-        backend.ops.write_kv(cache, 0, rows, np.arange(1100, dtype=np.int32), shape)
+        store(backend, cache, 0, rows, np.arange(1100, dtype=np.int32), shape)
         none = np.zeros(0, np.int32)
         table = np.arange(69, dtype=np.int32)[None]
-        batch = Batch(none, none, none, np.array([0, 1], np.int32), np.array([1100], np.int32), table, none)
+        batch = Batch(none, none, nowhere(1), np.array([0, 1], np.int32), np.array([1100], np.int32), table, none)
         out = backend.ops.attention(cache, 0, rows[-1:], batch, shape, scale=1.0, window=None)
         np.testing.assert_array_equal(out, np.full((1, 16), best / 8, np.float32))

@@ -83,7 +83,6 @@ def test_linear_is_what_the_reference_computes(
     expected = reference.ops.linear(x, reference.weight(weight), bias=b, residual=r)
     actual = backend.ops.linear(x, backend.weight(weight), bias=b, residual=None if r is None else r.copy())
     assert (np.abs(actual - expected) <= 1e-6 * (size_of_sums(x, weight) + 4)).all()
-    backend.begin_step()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -108,7 +107,6 @@ def test_a_row_depends_on_nothing_else(
             packed = backend.weight(weight)
             results.append(backend.to_host(backend.ops.linear(row, packed)))
             results.append(backend.to_host(backend.ops.linear(others, packed))[place : place + 1])
-            backend.begin_step()
     assert all(same_bits(result, results[0]) for result in results)
 
 
@@ -122,7 +120,6 @@ def test_rows_keep_their_bits_at_every_batch_size(isa: str, kind: str, groups: i
     x = normal(2, 400, groups * GROUP).astype(BF16)
     whole = backend.to_host(backend.ops.linear(x, packed))
     for m in (1, 2, 3, 5, 6, 7, 8, 12, 13, 17, 33, 64, 65, 193):
-        backend.begin_step()
         assert same_bits(np.array(backend.ops.linear(x[:m].copy(), packed)), whole[:m])
 
 
@@ -148,7 +145,6 @@ def test_many_groups_in_several_passes_are_what_the_reference_computes(isa: str,
     backend = device(isa, dtype="float32", quantized=quantized)
     expected = reference.ops.linear(x, reference.weight(weight))
     found = np.array(backend.ops.linear(x, backend.weight(weight)))
-    backend.begin_step()
     assert (np.abs(found - expected) <= 1e-6 * (size_of_sums(x, weight) + 4)).all()
 
 

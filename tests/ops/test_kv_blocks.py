@@ -9,7 +9,20 @@ from hypothesis import strategies as st
 
 from octavo.backends.base import AttentionShape, Batch
 from octavo.step import BlockCopies
-from tests.ops.devices import BF16, DTYPES, ISAS, assert_close, device, normal, oracle, same_bits, spec_of, width_of
+from tests.ops.devices import (
+    BF16,
+    ISAS,
+    KV_DTYPES,
+    assert_close,
+    device,
+    normal,
+    nowhere,
+    oracle,
+    same_bits,
+    spec_of,
+    store,
+    width_of,
+)
 
 SHAPES = [AttentionShape(4, 2, 64), AttentionShape(3, 3, 40), AttentionShape(2, 1, 128)]
 
@@ -20,16 +33,17 @@ def _see(backend: Any, cache: Any, layer: int, rows: np.ndarray, shape: Attentio
     slots = np.arange(len(rows), dtype=np.int32)
     none = np.zeros(0, np.int32)
     starts = np.arange(len(rows) + 1, dtype=np.int32)
-    batch = Batch(none, none, none, starts, slots % size + 1, (slots // size)[:, None].copy(), none)
+    batch = Batch(none, none, nowhere(len(rows)), starts, slots % size + 1, (slots // size)[:, None].copy(), none)
     window = 1 if one else None
     return np.array(backend.ops.attention(cache, layer, rows, batch, shape, scale=0.2, window=window))
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("block_size", [1, 3, 16, 32, 256])
-def test_write_kv_puts_every_token_in_its_slot(isa: str, kv_dtype: str, shape: AttentionShape, block_size: int) -> None:
+@pytest.mark.parametrize("alone", [False, True], ids=["one sequence", "a sequence for each row"])
+def test_every_token_gets_into_its_slot(isa: str, kv_dtype: str, shape: AttentionShape, block_size: int, alone: bool) -> None:
     blocks = max(2, 60 // block_size)
     slots = np.random.default_rng(1).permutation(blocks * block_size).astype(np.int32)
     slots[::5] = -1  # written nowhere
@@ -39,8 +53,8 @@ def test_write_kv_puts_every_token_in_its_slot(isa: str, kv_dtype: str, shape: A
         cache = backend.kv_cache(spec_of(shape, block_size, kv_dtype, layers=3), num_blocks=blocks, num_host_blocks=0)
         everywhere = np.arange(len(slots), dtype=np.int32)
         for layer in range(3):
-            backend.ops.write_kv(cache, layer, first, everywhere, shape)
-        backend.ops.write_kv(cache, 1, second, slots, shape)
+            store(backend, cache, layer, first, everywhere, shape)
+        store(backend, cache, 1, second, slots, shape, alone=alone)
         seen.append([_see(backend, cache, layer, first, shape, one=one) for layer in range(3) for one in (True, False)])
     for i, (actual, expected) in enumerate(zip(*seen, strict=True)):
         assert_close(actual, expected)
@@ -56,9 +70,39 @@ def test_values_are_stored_rounded_to_nearest_even() -> None:
         for isa in ISAS:
             backend = device(isa, "float32")
             cache = backend.kv_cache(spec_of(shape, block_size, "bfloat16"), num_blocks=1, num_host_blocks=0)
-            backend.ops.write_kv(cache, 0, rows, np.zeros(1, np.int32), shape)
+            store(backend, cache, 0, rows, np.zeros(1, np.int32), shape)
             expected = np.array(values, np.float32).astype(BF16).astype(np.float32)
             np.testing.assert_array_equal(_see(backend, cache, 0, rows, shape, one=True)[0], expected)
+
+
+def test_int8_has_a_scale_for_each_row() -> None:
+    """127 steps to the largest magnitude, rounded to nearest even; tiny rows are zeros, rows that are not finite NaN."""
+    shape = AttentionShape(1, 1, 8)
+    cases: list[tuple[list[float], list[float]]] = [
+        ([127, -127, 0.5, 1.5, 2.5, -2.5, 0.49, 100.51], [127, -127, 0, 2, 2, -2, 0, 101]),
+        ([254, 1, 3, -1, 5, 0, 0, 0], [254, 0, 4, 0, 4, 0, 0, 0]),
+        ([1e-31, 0, 0, 0, 0, 0, 0, 0], [0] * 8),
+        ([1, np.inf, 0, 0, 0, 0, 0, 0], [np.nan] * 8),
+        ([1, np.nan, 0, 0, 0, 0, 0, 0], [np.nan] * 8),
+    ]
+    rows = np.zeros((len(cases), 24), np.float32)
+    rows[:, 16:] = [given for given, _ in cases]
+    expected = np.array([wanted for _, wanted in cases], np.float32)
+    for block_size in (3, 16):
+        backends: list[Any] = [oracle("float32"), *(device(isa, "float32") for isa in ISAS)]
+        for backend in backends:
+            cache = backend.kv_cache(spec_of(shape, block_size, "int8"), num_blocks=2, num_host_blocks=0)
+            store(backend, cache, 0, rows, np.arange(len(rows), dtype=np.int32), shape)
+            np.testing.assert_allclose(_see(backend, cache, 0, rows, shape, one=True), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_a_block_takes_what_the_spec_says(dtype: str) -> None:
+    for shape in SHAPES:
+        for block_size in (3, 16):
+            spec = spec_of(shape, block_size, dtype, layers=3)
+            cache = device("auto", "float32").kv_cache(spec, num_blocks=7, num_host_blocks=0)
+            assert cache.blocks.num_bytes == 7 * spec.bytes_per_block
 
 
 DEVICE_BLOCKS, HOST_BLOCKS = 6, 4
@@ -68,7 +112,7 @@ def _pairs(sources: int, targets: int) -> st.SearchStrategy[list[tuple[int, int]
     return st.lists(st.tuples(st.integers(0, sources - 1), st.integers(0, targets - 1)), max_size=5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("block_size", [3, 16])
 @settings(max_examples=40, deadline=None)
 @given(
@@ -92,11 +136,10 @@ def test_copy_blocks_is_the_oracles(dtype: str, block_size: int, steps: list[Blo
         rows = normal(3, DEVICE_BLOCKS * block_size, width_of(shape))
         for layer in range(2):
             slots = np.arange(len(rows), dtype=np.int32)
-            backend.ops.write_kv(cache, layer, rows + np.float32(layer), slots, shape)
+            store(backend, cache, layer, rows + np.float32(layer), slots, shape)
         for copies in steps:
             backend.ops.copy_blocks(cache, copies)
         seen.append([_see(backend, cache, layer, rows, shape, one=False) for layer in range(2)])
-        backend.begin_step()
     for actual, expected in zip(*seen, strict=True):
         assert_close(actual, expected)
 
@@ -107,7 +150,7 @@ def test_copies_run_in_order_out_in_copy() -> None:
     backend = device("auto", "float32")
     cache = backend.kv_cache(spec_of(shape, 1, "float32"), num_blocks=4, num_host_blocks=2)
     rows = np.repeat(np.arange(4, dtype=np.float32), 48).reshape(4, 48)
-    backend.ops.write_kv(cache, 0, rows, np.arange(4, dtype=np.int32), shape)
+    store(backend, cache, 0, rows, np.arange(4, dtype=np.int32), shape)
     backend.ops.copy_blocks(cache, BlockCopies([(1, 1)], [], []))
     backend.ops.copy_blocks(cache, BlockCopies(swap_out=[(0, 0)], swap_in=[(1, 0), (0, 3)], copy=[(0, 2), (3, 1), (1, 0)]))
     values = _see(backend, cache, 0, rows, shape, one=True)[:, 0]

@@ -34,7 +34,6 @@ def make_logits(data: st.DataObject, rows: int, size: int) -> np.ndarray:
 def test_argmax(isa: str, size: int, data: st.DataObject) -> None:
     logits = make_logits(data, 3, size)
     np.testing.assert_array_equal(device(isa, "float32").ops.argmax(logits), oracle("float32").ops.argmax(logits))
-    device(isa, "float32").begin_step()
 
 
 def test_argmax_of_the_extreme() -> None:
@@ -49,7 +48,9 @@ def test_argmax_of_the_extreme() -> None:
         [-0.0, 0.0, 0.0],
     ]
     for isa in ISAS:
-        np.testing.assert_array_equal(device(isa, "float32").ops.argmax(np.array(rows, np.float32)), [0, 0, 0, 1, 1, 2, 0])
+        np.testing.assert_array_equal(
+            device(isa, "float32").ops.argmax(np.array(rows, np.float32)), [-1, -1, -1, -1, -1, -1, 0]
+        )
 
 
 def test_argmax_finds_every_place() -> None:
@@ -69,7 +70,7 @@ def _columns(rows: int, **values: Any) -> dict[str, np.ndarray]:
 
 def _acceptable(logits: np.ndarray, column: dict[str, Any]) -> set[int]:
     """The oracle's draw, and those that rounding to float32 at a cut or at the edge of a token's share may make of it."""
-    if column["temperature"] < sampling.GREEDY_TEMPERATURE:
+    if column["temperature"] < sampling.GREEDY_TEMPERATURE or sampling.argmax(logits) < 0:
         return {sampling.argmax(logits)}
     u = sampling.uniform(int(column["seeds"]), int(column["positions"]))
     found = set()
@@ -91,6 +92,8 @@ def _acceptable(logits: np.ndarray, column: dict[str, Any]) -> set[int]:
 def test_sample_is_the_oracles(isa: str, size: int, data: st.DataObject) -> None:
     rows = 4
     logits = make_logits(data, rows, size)
+    if data.draw(st.booleans()):
+        logits = np.nan_to_num(logits, nan=0.5, neginf=-np.inf)
 
     def draw(*choices: float) -> list[float]:
         return [data.draw(st.sampled_from(choices)) for _ in range(rows)]
@@ -108,7 +111,6 @@ def test_sample_is_the_oracles(isa: str, size: int, data: st.DataObject) -> None
     for i, token in enumerate(chosen):
         column = {name: values[i] for name, values in columns.items()}
         assert token in _acceptable(logits[i], column), column
-    device(isa, "float32").begin_step()
 
 
 def test_draws_agree_with_the_oracle_almost_always() -> None:
@@ -178,12 +180,12 @@ def test_a_draw_depends_on_its_row_seed_and_position_alone() -> None:
         assert len(set(device("auto", "float32").ops.sample(flat, **_columns(64, **{axis: np.arange(64)})).tolist())) > 50
 
 
-def test_sample_of_rows_without_a_finite_largest_value_is_argmax() -> None:
+def test_nothing_is_drawn_from_unsound_rows() -> None:
     inf, nan = np.inf, np.nan
     logits = np.array([[nan, nan, nan], [-inf, -inf, -inf], [0, inf, inf], [nan, 0, -inf]], np.float32)
     for values in ({}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}):
         for isa in ISAS:
-            np.testing.assert_array_equal(device(isa, "float32").ops.sample(logits, **_columns(4, **values)), [0, 0, 1, 1])
+            np.testing.assert_array_equal(device(isa, "float32").ops.sample(logits, **_columns(4, **values)), [-1] * 4)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -201,7 +203,6 @@ def test_top_logprobs_is_the_oracles(isa: str, size: int, data: st.DataObject) -
         np.testing.assert_array_equal(actual[i], expected[i])
     for i in (0, 3):
         np.testing.assert_allclose(actual[i], expected[i], rtol=1e-5, atol=1e-5)
-    device(isa, "float32").begin_step()
 
 
 def test_ranks_among_ties_go_by_id() -> None:

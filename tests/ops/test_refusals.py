@@ -11,7 +11,7 @@ from octavo.backends.base import AttentionShape, Batch, KVCacheSpec
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.quant.layouts import Dense
 from octavo.step import BlockCopies
-from tests.ops.devices import BF16, ISAS, device, normal
+from tests.ops.devices import BF16, ISAS, device, normal, nowhere, store
 
 SHAPE = AttentionShape(4, 2, 16)
 WIDTH = 128
@@ -40,13 +40,12 @@ def attention(
     tables: Any = ((0, 1), (2, 3)),
     shape: AttentionShape = SHAPE,
     window: int | None = None,
+    slots: np.ndarray | None = None,
 ) -> np.ndarray:
-    batch = Batch(NONE, NONE, NONE, ints(*starts), ints(*lengths), np.array(tables, np.int32), NONE)
+    batch = Batch(
+        NONE, NONE, nowhere(rows) if slots is None else slots, ints(*starts), ints(*lengths), np.array(tables, np.int32), NONE
+    )
     return b.ops.attention(cache_of(b), layer, normal(1, rows, WIDTH), batch, shape, scale=0.2, window=window)
-
-
-def write(b: CpuBackend, slots: np.ndarray, *, layer: int = 0, shape: AttentionShape = SHAPE) -> None:
-    b.ops.write_kv(cache_of(b), layer, normal(1, 2, WIDTH), slots, shape)
 
 
 def copy(b: CpuBackend, **pairs: list[tuple[int, int]]) -> None:
@@ -75,14 +74,14 @@ def sample(b: CpuBackend, size: int = 9, **columns: np.ndarray) -> np.ndarray:
 OUT_OF_RANGE: list[tuple[str, Callable[[CpuBackend], object]]] = [
     ("token id out of range: values must be in \\[0, 40\\), found 40", lambda b: b.ops.embedding(ints(3, 40), table(b))),
     ("token id out of range: values must be in \\[0, 40\\), found -1", lambda b: b.ops.embedding(ints(3, -1), table(b))),
-    ("slot out of range: .* found 64", lambda b: write(b, ints(0, 64))),
-    ("slot out of range: .* found -2", lambda b: write(b, ints(-2, 0))),
-    ("one slot for each row", lambda b: write(b, ints(0))),
-    ("layer out of range", lambda b: write(b, ints(0, 1), layer=2)),
-    ("another number of kv heads or another head_dim", lambda b: write(b, ints(0, 1), shape=AttentionShape(6, 1, 16))),
-    ("qkv must have", lambda b: write(b, ints(0, 1), shape=AttentionShape(6, 2, 16))),
-    ("number of heads must be a multiple", lambda b: write(b, ints(0, 1), shape=AttentionShape(3, 2, 16))),
-    ("head_dim must be a multiple of 8", lambda b: write(b, ints(0, 1), shape=AttentionShape(4, 2, 20))),
+    ("slot out of range: .* found 64", lambda b: attention(b, slots=ints(0, 1, 64))),
+    ("slot out of range: .* found -2", lambda b: attention(b, slots=ints(-2, 0, 1))),
+    ("one slot for each row", lambda b: attention(b, slots=ints(0))),
+    ("layer out of range", lambda b: attention(b, layer=2)),
+    ("another number of kv heads or another head_dim", lambda b: attention(b, shape=AttentionShape(6, 1, 16))),
+    ("qkv must have", lambda b: attention(b, shape=AttentionShape(6, 2, 16))),
+    ("number of heads must be a multiple", lambda b: attention(b, shape=AttentionShape(3, 2, 16))),
+    ("head_dim must be a multiple of 8", lambda b: attention(b, shape=AttentionShape(4, 2, 20))),
     ("block id out of range in block_tables", lambda b: attention(b, tables=((0, 1), (2, 4)))),
     ("block id out of range in block_tables", lambda b: attention(b, tables=((-1, 1), (2, 3)))),
     ("must run from 0 to the number of rows", lambda b: attention(b, starts=(0, 1, 4))),
@@ -146,7 +145,7 @@ def test_no_block_id_reads_beyond_the_cache(isa: str, block_size: int, threads: 
     for place, bad in ((0, -1), (blocks // 2, blocks), (blocks - 1, 2**31 - 1), (blocks // 3, -(2**31))):
         tables = np.arange(blocks, dtype=np.int32)[None].copy()
         tables[0, place] = bad
-        batch = Batch(NONE, NONE, NONE, ints(0, 2), ints(1300), tables, NONE)
+        batch = Batch(NONE, NONE, nowhere(2), ints(0, 2), ints(1300), tables, NONE)
         with pytest.raises(ValueError, match="block id out of range in block_tables"):
             b.ops.attention(cache, 0, rows, batch, SHAPE, scale=0.2, window=None)
         seen = (1299 - 40) // block_size <= place
@@ -163,7 +162,7 @@ WRONG_TYPES: list[tuple[str, Callable[[CpuBackend], object]]] = [
     ("x must be a C-contiguous float32 array of 2 dimensions", lambda b: b.ops.linear(np.zeros((2, 24), BF16), table(b))),
     ("x must be .* float32", lambda b: b.ops.rms_norm(np.zeros((2, 8)), normal(1, 8), eps=1e-6)),
     ("qkv must be .* float32", lambda b: b.ops.rotary(np.zeros((2, WIDTH), np.int32), ints(0, 0), normal(2, 9, 16), SHAPE)),
-    ("slot_mapping must be .* int32", lambda b: write(b, np.zeros(2, np.int64))),
+    ("slot_mapping must be .* int32", lambda b: attention(b, slots=np.zeros(3, np.int64))),
     ("logits must be", lambda b: b.ops.argmax(np.zeros((4, 4), np.float32).T[:2])),
     ("seeds must be a C-contiguous uint64 array", lambda b: sample(b, seeds=np.zeros(2, np.int64))),
     ("gate_up must be", lambda b: b.ops.silu_and_mul(np.zeros(8, np.float32))),
@@ -191,8 +190,8 @@ def test_a_refused_copy_has_copied_nothing() -> None:
     b = backend_of()
     cache = cache_of(b)
     rows = normal(1, 64, WIDTH)
-    b.ops.write_kv(cache, 0, rows, np.arange(64, dtype=np.int32), SHAPE)
-    batch = Batch(NONE, NONE, NONE, ints(0, 1), ints(16), np.array([[1]], np.int32), NONE)
+    store(b, cache, 0, rows, np.arange(64, dtype=np.int32), SHAPE)
+    batch = Batch(NONE, NONE, nowhere(1), ints(0, 1), ints(16), np.array([[1]], np.int32), NONE)
 
     def see() -> np.ndarray:
         return np.array(b.ops.attention(cache, 0, rows[:1], batch, SHAPE, scale=0.2, window=None))
@@ -210,7 +209,7 @@ GOOD_BLOCKS: dict[str, Any] = {
     "num_kv_heads": 1,
     "head_dim": 64,
     "block_size": 16,
-    "bfloat16": True,
+    "dtype": "bfloat16",
 }
 
 
@@ -219,20 +218,20 @@ GOOD_BLOCKS: dict[str, Any] = {
     [
         {"head_dim": 12}, {"head_dim": 0}, {"head_dim": 264}, {"head_dim": -8}, {"block_size": 0}, {"block_size": 257},
         {"block_size": -1}, {"num_kv_heads": 0}, {"num_blocks": -1}, {"num_layers": -1}, {"num_blocks": 2**62},
-        {"num_host_blocks": -5}, {"num_blocks": 2**40, "num_layers": 2**40},
+        {"num_host_blocks": -5}, {"num_blocks": 2**40, "num_layers": 2**40}, {"dtype": "int4"},
     ],
     ids=str,
 )  # fmt: skip
 def test_senseless_caches_are_refused(bad: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"size out of range|block size|head_dim|kv head"):
+    with pytest.raises(ValueError, match=r"size out of range|block size|head_dim|kv head|KV cache's dtype"):
         _native.KVBlocks(**{**GOOD_BLOCKS, **bad})
 
 
 def test_unknown_dtypes_are_refused() -> None:
     with pytest.raises(ValueError, match="compute_dtype must be one of bfloat16, float32, not 'float16'"):
         CpuBackend(compute_dtype="float16", num_threads=1)
-    with pytest.raises(ValueError, match="KV cache dtype must be one of bfloat16, float32, not 'int8'"):
-        backend_of().kv_cache(KVCacheSpec(1, 1, 64, 16, "int8"), num_blocks=1, num_host_blocks=0)
+    with pytest.raises(ValueError, match="KV cache dtype must be one of bfloat16, float32, int8, not 'int4'"):
+        backend_of().kv_cache(KVCacheSpec(1, 1, 64, 16, "int4"), num_blocks=1, num_host_blocks=0)
 
 
 def test_steps_of_nothing_are_nothing_special() -> None:
@@ -241,5 +240,5 @@ def test_steps_of_nothing_are_nothing_special() -> None:
     assert b.ops.attention(cache_of(b), 0, normal(1, 0, WIDTH), batch, SHAPE, scale=1.0, window=None).shape == (0, 64)
     assert b.ops.argmax(np.zeros((0, 5), np.float32)).shape == (0,)
     assert b.ops.gather_rows(normal(1, 3, 4), NONE).shape == (0, 4)
-    b.ops.write_kv(cache_of(b), 0, normal(1, 0, WIDTH), NONE, SHAPE)
+    store(b, cache_of(b), 0, normal(1, 0, WIDTH), NONE, SHAPE)
     copy(b)

@@ -26,7 +26,6 @@ def backend_named(name: str) -> Any:
 
 
 def sampler(name: str = "reference") -> Sampler:
-    backend_named(name).begin_step()
     return Sampler(backend_named(name), VOCAB, EOS)
 
 

@@ -1,7 +1,7 @@
 """The CPU as a device: packed weights, a paged KV cache and ops that run on a pool of threads of ``octavo._native``.
 
-Owns the native device, and with it the threads and the memory of results. One step at a time: an op's result is overwritten
-after the next ``begin_step()``. Results are the same bits for any number of threads; they differ between instruction sets.
+Owns the native device, and with it the threads and the memory of results. Results are the same bits for any number of
+threads; they differ between instruction sets.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from octavo.backends.base import KVCacheSpec
+from octavo.backends.base import BatchCapacity, Forward, KVCacheSpec
 from octavo.backends.cpu.memory import available_memory
 from octavo.backends.cpu.ops import CpuOps
+from octavo.backends.cpu.recorded import RecordedForward
 from octavo.backends.cpu.topology import cores_to_pin, default_threads
 from octavo.quant.layouts import Int4Group, Int8Group, Layout
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from octavo import _native
 
 _DTYPES = ("bfloat16", "float32")
+_KV_DTYPES = (*_DTYPES, "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class CpuBackend:
     ) -> None:
         from octavo import _native
 
-        _check_dtype("compute_dtype", compute_dtype)
+        _check_dtype("compute_dtype", compute_dtype, _DTYPES)
         threads = default_threads() if num_threads is None else num_threads
         self._native = _native
         self._device = _native.Device(
@@ -74,7 +76,6 @@ class CpuBackend:
         self.isa: str = self._device.isa
         self.num_threads: int = self._device.num_threads
         self.ops = CpuOps(self._device, _native.HeadShape)
-        self.begin_step = self._device.begin_step
 
     def describe(self) -> str:
         threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
@@ -101,7 +102,7 @@ class CpuBackend:
         return np.array(array)
 
     def kv_cache(self, spec: KVCacheSpec, *, num_blocks: int, num_host_blocks: int) -> CpuKVCache:
-        _check_dtype("KV cache dtype", spec.dtype)
+        _check_dtype("KV cache dtype", spec.dtype, _KV_DTYPES)
         blocks = self._native.KVBlocks(
             num_layers=spec.num_layers,
             num_blocks=num_blocks,
@@ -109,9 +110,12 @@ class CpuBackend:
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             block_size=spec.block_size,
-            bfloat16=spec.dtype == "bfloat16",
+            dtype=spec.dtype,
         )
         return CpuKVCache(spec, num_blocks, num_host_blocks, blocks)
+
+    def capture(self, forward: Forward, capacity: BatchCapacity) -> RecordedForward:
+        return RecordedForward(self._device, forward, capacity)
 
     def available_memory(self) -> int:
         return available_memory()
@@ -122,6 +126,6 @@ def _halves(numbers: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(numbers).view(np.uint16)
 
 
-def _check_dtype(name: str, dtype: str) -> None:
-    if dtype not in _DTYPES:
-        raise ValueError(f"{name} must be one of {', '.join(_DTYPES)}, not {dtype!r}")
+def _check_dtype(name: str, dtype: str, known: tuple[str, ...]) -> None:
+    if dtype not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, not {dtype!r}")

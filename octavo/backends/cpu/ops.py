@@ -43,9 +43,6 @@ class CpuOps:
     def rotary(self, qkv: np.ndarray, positions: np.ndarray, cos_sin: np.ndarray, shape: AttentionShape) -> None:
         self._device.rotary(qkv, positions, cos_sin, self._native_shape(shape))
 
-    def write_kv(self, cache: Any, layer: int, qkv: np.ndarray, slot_mapping: np.ndarray, shape: AttentionShape) -> None:
-        self._device.write_kv(cache.blocks, layer, qkv, slot_mapping, self._native_shape(shape))
-
     def attention(
         self, cache: Any, layer: int, qkv: np.ndarray, batch: Batch, shape: AttentionShape, *, scale: float, window: int | None
     ) -> np.ndarray:
@@ -55,6 +52,7 @@ class CpuOps:
             cache.blocks,
             layer,
             qkv,
+            batch.slot_mapping,
             batch.query_start,
             batch.seq_lens,
             batch.block_tables,

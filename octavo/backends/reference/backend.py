@@ -10,13 +10,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from octavo.backends.base import KVCacheSpec
+from octavo.backends.base import Array, Batch, BatchCapacity, Forward, KVCacheSpec
 from octavo.backends.cpu.memory import available_memory
 from octavo.backends.reference.integer import IntegerWeight
 from octavo.backends.reference.ops import ReferenceOps
 from octavo.quant.layouts import Dense, Layout
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+
+
+KV_DTYPES: dict[str, Any] = {**DTYPES, "int8": np.float32}
+"""In int8 the cache holds what is read from it: whole numbers times their scale."""
 
 
 @dataclass(slots=True)
@@ -58,12 +62,25 @@ class ReferenceBackend:
     def kv_cache(self, spec: KVCacheSpec, *, num_blocks: int, num_host_blocks: int) -> ReferenceKVCache:
         def blocks(count: int) -> np.ndarray:
             shape = (2, spec.num_layers, count, spec.num_kv_heads, spec.block_size, spec.head_dim)
-            return np.zeros(shape, DTYPES[spec.dtype])
+            return np.zeros(shape, KV_DTYPES[spec.dtype])
 
         return ReferenceKVCache(spec, num_blocks, num_host_blocks, blocks(num_blocks), blocks(num_host_blocks))
 
     def available_memory(self) -> int:
         return available_memory()
 
-    def begin_step(self) -> None:
-        """Nothing to do: every result has memory of its own."""
+    def capture(self, forward: Forward, capacity: BatchCapacity) -> "ReferenceGraph":
+        return ReferenceGraph(forward, capacity)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceGraph:
+    """Calls the forward anew each time."""
+
+    forward: Forward
+    capacity: BatchCapacity
+
+    def replay(self, batch: Batch) -> tuple[Array, ...]:
+        if not self.capacity.admits(batch):
+            raise ValueError("the batch is larger than the graph's capacity")
+        return self.forward(batch)

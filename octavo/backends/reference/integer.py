@@ -50,9 +50,13 @@ class IntegerWeight:
 
 def quantize_activations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """float32[T, K] -> (whole numbers from -127 to 127 as float32[T, groups, GROUP], scales float32[T, groups])."""
-    grouped = x.reshape(x.shape[0], -1, GROUP)
+    return quantize_groups(x.reshape(x.shape[0], -1, GROUP))
+
+
+def quantize_groups(grouped: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32[..., n] -> (whole numbers from -127 to 127 as float32[..., n], scales float32[...])."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        largest = np.abs(grouped).max(axis=2)
+        largest = np.abs(grouped).max(axis=-1)
         usable = np.isfinite(largest) & (largest >= np.float32(SMALLEST))
         inverse = np.where(usable, np.float32(127) / largest, np.float32(0))
         quants = np.where(usable[..., None], np.rint(grouped * inverse[..., None]), np.float32(0))

@@ -63,19 +63,11 @@ class ReferenceOps:
             heads[..., :half] = first * cos - second * sin
             heads[..., half:] = second * cos + first * sin
 
-    def write_kv(self, cache: Any, layer: int, qkv: np.ndarray, slot_mapping: np.ndarray, shape: AttentionShape) -> None:
-        size = cache.spec.block_size
-        _check_range("slot", slot_mapping, -1, cache.num_blocks * size)
-        _, k, v = _split(qkv, shape)
-        for t, slot in enumerate(slot_mapping):
-            if slot >= 0:
-                cache.device[0, layer, slot // size, :, slot % size] = k[t]
-                cache.device[1, layer, slot // size, :, slot % size] = v[t]
-
     def attention(
         self, cache: Any, layer: int, qkv: np.ndarray, batch: Batch, shape: AttentionShape, *, scale: float, window: int | None
     ) -> np.ndarray:
-        q, _, _ = _split(qkv, shape)
+        q, k, v = _split(qkv, shape)
+        self._store(cache, layer, k, v, batch.slot_mapping)
         out = np.zeros((qkv.shape[0], shape.num_heads, shape.head_dim), np.float32)
         for i, seq_len in enumerate(batch.seq_lens):
             first, last = batch.query_start[i], batch.query_start[i + 1]
@@ -148,6 +140,17 @@ class ReferenceOps:
         return normed
 
     @staticmethod
+    def _store(cache: Any, layer: int, k: np.ndarray, v: np.ndarray, slots: np.ndarray) -> None:
+        size = cache.spec.block_size
+        _check_range("slot", slots, -1, cache.num_blocks * size)
+        if cache.spec.dtype == "int8":
+            k, v = _through_int8(k), _through_int8(v)
+        for t, slot in enumerate(slots):
+            if slot >= 0:
+                cache.device[0, layer, slot // size, :, slot % size] = k[t]
+                cache.device[1, layer, slot // size, :, slot % size] = v[t]
+
+    @staticmethod
     def _gather(cache: Any, layer: int, table: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
         """The sequence's keys and values, float32[num_kv_heads, seq_len, head_dim]."""
         blocks = table[: -(-seq_len // cache.spec.block_size)]
@@ -164,6 +167,13 @@ def _split(qkv: np.ndarray, shape: AttentionShape) -> tuple[np.ndarray, np.ndarr
     heads = qkv.reshape(qkv.shape[0], -1, shape.head_dim)
     a, b = shape.num_heads, shape.num_heads + shape.num_kv_heads
     return heads[:, :a], heads[:, a:b], heads[:, b:]
+
+
+def _through_int8(heads: np.ndarray) -> np.ndarray:
+    """What is read back of float32[T, heads, head_dim] that was stored in int8."""
+    quants, scales = integer.quantize_groups(heads)
+    read: np.ndarray = quants * scales[..., None]
+    return read
 
 
 def _attend(q: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: float) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Drawing one token from one row of logits, in float64 and with a full sort: what ``Ops.sample`` means.
 
-Order among equals is always by lowest index. A NaN logit counts as minus infinity, so that it is never drawn.
+Order among equals is always by lowest index. From a row with NaN or plus infinity nothing is drawn.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def _clean(logits: np.ndarray) -> np.ndarray:
 
 
 def argmax(logits: np.ndarray) -> int:
-    return int(np.argmax(_clean(logits)))
+    return int(np.argmax(logits)) if np.isfinite(logits.max()) else -1
 
 
 def descending(logits: np.ndarray) -> np.ndarray:
@@ -62,8 +62,8 @@ def survivors(logits: np.ndarray, temperature: float, top_k: int, top_p: float, 
 
 def draw(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int) -> int:
     """Inverse of the cumulative distribution over the survivors in the order of their ids."""
-    highest = np.max(_clean(logits))
-    if temperature < GREEDY_TEMPERATURE or not np.isfinite(highest):
-        return argmax(logits)
+    best = argmax(logits)
+    if temperature < GREEDY_TEMPERATURE or best < 0:
+        return best
     cumulative = np.cumsum(survivors(logits, temperature, top_k, top_p, min_p))
     return int(np.searchsorted(cumulative, uniform(int(seed), int(position)) * cumulative[-1], side="right"))

@@ -1,0 +1,27 @@
+// The Python face of recorded programs.
+#include "bind_program.hpp"
+
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+namespace octavo {
+
+using namespace nanobind::literals;
+
+void bind_program(nb::module_& module, nb::class_<Device>& device) {
+    nb::class_<Program>(module, "Program")
+        .def(
+            "input",
+            [](Program& program, int group, int64_t rows, nb::object columns) {
+                return program.input(group, rows, columns.is_none() ? 1 : nb::cast<int64_t>(columns), columns.is_none() ? 1 : 2);
+            },
+            "group"_a, "rows"_a, "columns"_a = nb::none())
+        .def("trimmed", &Program::trimmed, "result"_a)
+        .def_prop_ro("num_ops", &Program::num_ops);
+    device.def("new_program", &Device::new_program, nb::keep_alive<0, 1>())
+        .def("begin_recording", &Device::begin_recording, "program"_a)
+        .def("end_recording", &Device::end_recording)
+        .def("replay", &Device::replay, "program"_a, "inputs"_a);
+}
+
+} // namespace octavo

@@ -1,0 +1,197 @@
+// Where keys and values lie in the cache, how they get there and how they are found. Included inside the instruction set's own
+// namespace.
+//
+// Where block_size and head_dim are multiples of 16, a block holds groups of 16 positions in the form that the products read:
+// keys transposed, [head_dim / 2][16 positions][2] in bf16 and [head_dim][16] in fp32 and int8; values in pairs of positions,
+// [8 pairs][head_dim][2] in bf16 and [16][head_dim] in fp32 and int8. Other blocks hold plain rows, which are gathered into such
+// groups. In int8, a kv head's part of a block ends with the scales: of the keys of its positions, then of the values.
+
+constexpr int kGroups = kTokenTile / kTokenGroup;
+
+inline bool is_grouped(int64_t block_size, int64_t head_dim) { return block_size % kTokenGroup == 0 && head_dim % 16 == 0; }
+
+template <class T> constexpr bool kPaired = sizeof(T) == 2;   // bf16
+template <class T> constexpr bool kQuantized = sizeof(T) == 1; // int8
+
+// Element i of the keys, and of the values, of a group's position p.
+template <class T> inline int64_t key_at(int64_t i, int64_t p) {
+    return kPaired<T> ? i / 2 * (2 * kTokenGroup) + p * 2 + i % 2 : i * kTokenGroup + p;
+}
+template <class T> inline int64_t value_at(int64_t i, int64_t p, int64_t width) {
+    return kPaired<T> ? p / 2 * (2 * width) + i * 2 + p % 2 : p * width + i;
+}
+
+constexpr int64_t kMostDims = 256;
+
+// A head's row as the cache stores it; returns its scale.
+inline float convert(const float* x, int64_t n, float* out) {
+    __builtin_memcpy(out, x, n * sizeof(float));
+    return 1.0f;
+}
+inline float convert(const float* x, int64_t n, uint16_t* out) {
+    for (int64_t i = 0; i < n; i += W) vstore_as(out, i, vload_part(x + i, min64(W, n - i)), min64(W, n - i), true);
+    return 1.0f;
+}
+inline float convert(const float* x, int64_t n, int8_t* out) {
+    constexpr float kSmallest = 1e-30f; // rows below it count as zeros
+    Vec most = vzero(), odd = vzero();
+    for (int64_t i = 0; i < n; i += W) {
+        const Vec v = vload_part(x + i, min64(W, n - i));
+        most = vmax(most, vmax(v, vsub(vzero(), v)));
+        odd = vadd(odd, vsub(v, v)); // NaN where v is not finite
+    }
+    const float largest = vmax_of(most);
+    const bool finite = vsum(odd) == 0.0f;
+    const Vec inverse = vset(finite && largest >= kSmallest ? 127.0f / largest : 0.0f);
+    for (int64_t i = 0; i < n; i += W) {
+        float whole[W];
+        vstore(whole, finite ? vround(vmul(vload_part(x + i, min64(W, n - i)), inverse)) : vzero());
+        for (int64_t j = 0; j < min64(W, n - i); ++j) out[i + j] = static_cast<int8_t>(whole[j]);
+    }
+    return !finite ? __builtin_nanf("") : largest < kSmallest ? 0.0f : largest / 127.0f;
+}
+
+// Puts a position's keys, and values, into the group where they belong. Touches nothing of the other positions: another thread
+// may be putting those.
+template <class T> inline void put_keys(const T* k, int64_t dim, int64_t p, T* group) {
+    for (int64_t i = 0; i < dim; ++i) group[key_at<T>(i, p)] = k[i];
+}
+template <> inline void put_keys(const uint16_t* k, int64_t dim, int64_t p, uint16_t* group) {
+    for (int64_t i = 0; i < dim; i += 2) __builtin_memcpy(group + key_at<uint16_t>(i, p), k + i, 2 * sizeof(uint16_t));
+}
+template <class T> inline void put_values(const T* v, int64_t dim, int64_t p, T* group) {
+    for (int64_t i = 0; i < dim; ++i) group[value_at<T>(i, p, dim)] = v[i];
+}
+
+// 32 bits divide faster than 64.
+inline int64_t block_at(const AttentionArgs& a, int64_t position) {
+    return static_cast<uint32_t>(position) / static_cast<uint32_t>(a.block_size);
+}
+inline int64_t offset_at(const AttentionArgs& a, int64_t position) {
+    return static_cast<uint32_t>(position) % static_cast<uint32_t>(a.block_size);
+}
+
+// One kv head's part of a block. The scales are there in int8 only.
+template <class T> struct Head {
+    T *keys, *values;
+    float *key_scales, *value_scales;
+};
+
+template <class T> inline Head<T> head_of(const AttentionArgs& a, int64_t block, int64_t kv_head) {
+    char* start = static_cast<char*>(a.kv) + (block * a.num_kv_heads + kv_head) * a.head_bytes;
+    const int64_t elements = int64_t{a.block_size} * a.head_dim;
+    T* keys = reinterpret_cast<T*>(start);
+    float* scales = reinterpret_cast<float*>(start + 2 * elements * static_cast<int64_t>(sizeof(T)));
+    return {keys, keys + elements, scales, scales + a.block_size};
+}
+
+template <class T> inline void write_head(const AttentionArgs& a, int64_t row, int64_t kv_head) {
+    const int64_t dim = a.head_dim, slot = a.slots[row];
+    if (slot < 0) return;
+    const float* k = a.qkv + row * a.stride + (a.num_heads + kv_head) * dim;
+    const Head<T> head = head_of<T>(a, block_at(a, slot), kv_head);
+    const int64_t offset = offset_at(a, slot);
+    T keys[kMostDims], values[kMostDims];
+    const float key_scale = convert(k, dim, keys), value_scale = convert(k + a.num_kv_heads * dim, dim, values);
+    if (kQuantized<T>) {
+        head.key_scales[offset] = key_scale;
+        head.value_scales[offset] = value_scale;
+    }
+    if (is_grouped(a.block_size, dim)) {
+        const int64_t group = offset / kTokenGroup * kTokenGroup * dim, p = offset % kTokenGroup;
+        put_keys<T>(keys, dim, p, head.keys + group);
+        put_values<T>(values, dim, p, head.values + group);
+    } else {
+        __builtin_memcpy(head.keys + offset * dim, keys, dim * sizeof(T));
+        __builtin_memcpy(head.values + offset * dim, values, dim * sizeof(T));
+    }
+}
+
+void write_kv(const AttentionArgs& a, int64_t row0, int64_t row1) {
+    for (int64_t r = row0; r < row1; ++r) {
+        for (int64_t h = 0; h < a.num_kv_heads; ++h) {
+            switch (a.kv_type) {
+            case KVType::fp32: write_head<float>(a, r, h); break;
+            case KVType::bf16: write_head<uint16_t>(a, r, h); break;
+            case KVType::int8: write_head<int8_t>(a, r, h); break;
+            }
+        }
+    }
+}
+
+// A tile's groups of positions, in the cache or gathered. Groups from `count` on do not exist.
+template <class T> struct Tile {
+    const T* keys[kGroups];
+    const T* values[kGroups];
+    const float* key_scales[kGroups]; // int8 only
+    const float* value_scales[kGroups];
+    int64_t first, count;
+};
+
+// Memory for a gathered tile.
+struct Gathered {
+    char *keys, *values;
+    float* scales; // of the keys, then of the values
+    int64_t width;
+};
+
+// False: a bad block id.
+template <class T> inline bool find_head(const AttentionArgs& a, const AttentionUnit& u, int64_t position, Head<T>& head) {
+    const int32_t block = a.tables[u.seq * a.table_width + block_at(a, position)];
+    if (block < 0 || block >= a.num_blocks) return false;
+    head = head_of<T>(a, block, u.kv_head);
+    return true;
+}
+
+// Copies positions [begin, end), all in group g of the tile, which starts at `start`, from plain rows.
+template <class T>
+inline bool gather_group(const AttentionArgs& a, const AttentionUnit& u, int64_t g, int64_t start, int64_t begin, int64_t end,
+                         const Gathered& to, Tile<T>& tile) {
+    T* keys = reinterpret_cast<T*>(to.keys) + g * kTokenGroup * to.width;
+    T* values = reinterpret_cast<T*>(to.values) + g * kTokenGroup * to.width;
+    float *key_scales = to.scales + g * kTokenGroup, *value_scales = key_scales + kTokenTile;
+    for (int64_t p = begin; p < end; ++p) {
+        Head<T> head;
+        if (!find_head<T>(a, u, p, head)) return false;
+        const int64_t offset = offset_at(a, p);
+        const T *k = head.keys + offset * a.head_dim, *v = head.values + offset * a.head_dim;
+        for (int64_t i = 0; i < a.head_dim; ++i) {
+            keys[key_at<T>(i, p - start)] = k[i];
+            values[value_at<T>(i, p - start, to.width)] = v[i];
+        }
+        if (kQuantized<T>) {
+            key_scales[p - start] = head.key_scales[offset];
+            value_scales[p - start] = head.value_scales[offset];
+        }
+    }
+    tile.keys[g] = keys;
+    tile.values[g] = values;
+    tile.key_scales[g] = key_scales;
+    tile.value_scales[g] = value_scales;
+    return true;
+}
+
+// Finds what positions [begin, end) of the tile that starts at `start` need. False: a bad block id.
+template <class T>
+inline bool find_tile(const AttentionArgs& a, const AttentionUnit& u, const Gathered& memory, int64_t start, int64_t begin,
+                      int64_t end, Tile<T>& tile) {
+    const bool grouped = is_grouped(a.block_size, a.head_dim);
+    tile.first = (begin - start) / kTokenGroup;
+    tile.count = (end - start + kTokenGroup - 1) / kTokenGroup;
+    for (int64_t g = tile.first; g < tile.count; ++g) {
+        const int64_t position = start + g * kTokenGroup;
+        if (!grouped) {
+            const int64_t low = max64(begin, position), high = min64(end, position + kTokenGroup);
+            if (!gather_group(a, u, g, position, low, high, memory, tile)) return false;
+            continue;
+        }
+        Head<T> head;
+        if (!find_head<T>(a, u, position, head)) return false;
+        const int64_t offset = offset_at(a, position);
+        tile.keys[g] = head.keys + offset * a.head_dim;
+        tile.values[g] = head.values + offset * a.head_dim;
+        tile.key_scales[g] = head.key_scales + offset;
+        tile.value_scales[g] = head.value_scales + offset;
+    }
+    return true;
+}

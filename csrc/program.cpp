@@ -1,0 +1,81 @@
+#include "program.hpp"
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace octavo {
+
+nb::object Program::input(int group, int64_t rows, int64_t columns, int ndim) {
+    if (!ops_.empty()) throw std::invalid_argument("inputs must be made before the program's first op");
+    const int64_t most = int64_t{1} << 31;
+    if (rows < 1 || columns < 1 || rows > most || columns > most || ndim < 1 || ndim > 2 || (ndim == 1 && columns != 1)) {
+        throw std::invalid_argument("input: size out of range");
+    }
+    ResultMemory::Lease lease = memory_->allocate(rows * columns * 4);
+    char* data = lease.data();
+    std::memset(data, 0, rows * columns * 4);
+    nb::object array = arrays_.view(data, Type::int32, rows, columns, ndim, std::move(lease).keep());
+    inputs_.push_back(std::make_unique<Input>(Input{group, ndim, rows, columns, rows, columns, data, array}));
+    rows_[data] = {rows, &inputs_.back()->rows};
+    for (const auto& input : inputs_) { // of one group, the first one's
+        if (input->group == group) {
+            if (input->row_capacity != rows) throw std::invalid_argument("inputs of a group must have equal capacities");
+            rows_[data] = {rows, &input->rows};
+            break;
+        }
+    }
+    return array;
+}
+
+void Program::keep(nb::handle object, const char* data) {
+    if (!memory_->owns(data)) kept_.push_back(nb::borrow(object));
+}
+
+Size Program::rows_of(const char* data) const {
+    const auto found = rows_.find(data);
+    if (found == rows_.end()) throw std::invalid_argument("an array is neither an input nor a result of the program being recorded");
+    return found->second;
+}
+
+Size Program::columns_of(const char* data) const {
+    for (const auto& input : inputs_) {
+        if (input->data == data) return {input->column_capacity, &input->columns};
+    }
+    throw std::invalid_argument("an array is not an input of the program being recorded");
+}
+
+std::vector<Array> Program::check_inputs(const std::vector<nb::object>& arrays) const {
+    if (arrays.size() != inputs_.size()) throw std::invalid_argument("replay: there must be one array for each input");
+    std::vector<Array> sources;
+    for (size_t i = 0; i < arrays.size(); ++i) {
+        const Input& input = *inputs_[i];
+        const std::string name = "input " + std::to_string(i);
+        const Array source = arrays_.read(arrays[i], name.c_str(), Type::int32, input.ndim);
+        if (source.shape[0] > input.row_capacity || source.shape[1] > input.column_capacity) {
+            throw std::invalid_argument(name + " is larger than the program's");
+        }
+        for (size_t j = 0; j < i; ++j) {
+            if (inputs_[j]->group == input.group && sources[j].shape[0] != source.shape[0]) {
+                throw std::invalid_argument(name + " must have as many rows as input " + std::to_string(j));
+            }
+        }
+        sources.push_back(source);
+    }
+    return sources;
+}
+
+void Program::run(const std::vector<Array>& inputs) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+        inputs_[i]->rows = inputs[i].shape[0];
+        inputs_[i]->columns = inputs[i].shape[1];
+        std::memmove(inputs_[i]->data, inputs[i].data, inputs[i].size() * 4);
+    }
+    for (const auto& op : ops_) op();
+}
+
+nb::object Program::trimmed(nb::handle result) const {
+    return result[nb::slice(nb::int_(0), nb::int_(rows_of(arrays_.data_of(result)).now()), nb::none())];
+}
+
+} // namespace octavo

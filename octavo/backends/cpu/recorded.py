@@ -1,0 +1,52 @@
+"""A model's forward as one native call: its ops recorded once, replayed for every batch.
+
+Owns the arrays that a replay copies its batch into and the results that it leaves behind. Ops, threads and checks are those
+of the eager path: a replay runs the very same code and gives the same bits. One caller at a time.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo.backends.base import Array, Batch, BatchCapacity, Forward
+
+if TYPE_CHECKING:
+    from octavo import _native
+
+TOKENS, SEQUENCES, STARTS, ROWS = range(4)
+"""Inputs of a group have one entry each for the same things."""
+
+
+class RecordedForward:
+    """See ``backends.base.Graph``."""
+
+    def __init__(self, device: "_native.Device", forward: Forward, capacity: BatchCapacity) -> None:
+        self._device = device
+        self._program = program = device.new_program()
+        batch = Batch(
+            input_ids=program.input(TOKENS, capacity.tokens),
+            positions=program.input(TOKENS, capacity.tokens),
+            slot_mapping=program.input(TOKENS, capacity.tokens),
+            query_start=program.input(STARTS, capacity.sequences + 1),
+            seq_lens=program.input(SEQUENCES, capacity.sequences),
+            block_tables=program.input(SEQUENCES, capacity.sequences, capacity.blocks),
+            logits_rows=program.input(ROWS, capacity.logits_rows),
+        )
+        device.begin_recording(program)
+        try:
+            self._results = forward(batch)
+        finally:
+            device.end_recording()
+
+    def replay(self, batch: Batch) -> tuple[Array, ...]:
+        inputs: list[np.ndarray] = [
+            batch.input_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.query_start,
+            batch.seq_lens,
+            batch.block_tables,
+            batch.logits_rows,
+        ]
+        self._device.replay(self._program, inputs)
+        return tuple(self._program.trimmed(result) for result in self._results)

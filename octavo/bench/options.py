@@ -1,0 +1,51 @@
+"""What each measurement may be asked: one struct each, whose fields are its flags.
+
+Plain data, imports nothing of octavo: the command line reads it before anything heavy is loaded. Lengths are in tokens.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class ThroughputOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``octavo bench throughput``."""
+
+    num_prompts: Annotated[Positive, Meta(description="prompts in the batch")] = 8
+    input_len: Annotated[Positive, Meta(description="tokens of each prompt")] = 32
+    output_len: Annotated[Positive, Meta(description="tokens generated for each sequence")] = 128
+    n: Annotated[int, Meta(ge=1, le=128, description="sequences for each prompt, sharing its blocks")] = 1
+    repeat: Annotated[Positive, Meta(description="runs after a warm-up; the median counts")] = 3
+    json: Annotated[bool, Meta(description="print one JSON object")] = False
+    output_json: Annotated[str | None, Meta(description="write the JSON object to a file")] = None
+
+
+class LatencyOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``octavo bench latency``."""
+
+    batch_size: Annotated[Positive, Meta(description="prompts computed together")] = 8
+    input_len: Annotated[Positive, Meta(description="tokens of each prompt")] = 32
+    output_len: Annotated[Positive, Meta(description="tokens generated for each sequence")] = 128
+    n: Annotated[int, Meta(ge=1, le=128, description="sequences for each prompt, sharing its blocks")] = 1
+    num_iters_warmup: Annotated[int, Meta(ge=0, description="batches before the measured ones")] = 2
+    num_iters: Annotated[Positive, Meta(description="measured batches")] = 10
+    json: Annotated[bool, Meta(description="print one JSON object")] = False
+    output_json: Annotated[str | None, Meta(description="write the JSON object to a file")] = None
+
+
+class RooflineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``octavo bench roofline``."""
+
+    batch_size: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=4096)], ...],
+        Meta(min_length=1, description="sequences in a decode step; several: one step of each"),
+    ] = (1,)
+    context_len: Annotated[Annotated[int, Meta(ge=2)], Meta(description="tokens that each of them sees")] = 512
+    prefill: Annotated[Positive | None, Meta(description="measure a step with a prompt of so many tokens, too")] = None
+    num_iters: Annotated[int, Meta(ge=4, description="measured steps of each kind; the fastest quarter counts")] = 40
+    json: Annotated[bool, Meta(description="print one JSON object")] = False
+    output_json: Annotated[str | None, Meta(description="write the JSON object to a file")] = None
+    plot: Annotated[str | None, Meta(description="draw ceilings and ops into a file, .svg or .png")] = None

@@ -1,0 +1,1 @@
+"""How near to this machine's limits a step is, op by op (Williams, Waterman and Patterson 2009)."""

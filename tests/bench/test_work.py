@@ -1,0 +1,75 @@
+"""What ops have to move and to compute, counted another way; and what each is for."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.backends.base import AttentionShape, KVCacheSpec
+from octavo.bench.roofline.timed import Call
+from octavo.bench.roofline.work import Work, kinds_of, work_of
+
+SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=8)
+CACHE = SimpleNamespace(spec=KVCacheSpec(3, SHAPE.num_kv_heads, SHAPE.head_dim, 4, "bfloat16"))
+
+
+def call(op: str, *arguments: Any, result: Any = None, **keywords: Any) -> Call:
+    return Call(op, arguments, keywords, result)
+
+
+@pytest.mark.parametrize(
+    ("bits", "dtype", "arithmetic"),
+    [(16, "bfloat16", "bf16"), (32, "float32", "fp32"), (9, "bfloat16", "int8"), (5, "float32", "int8")],
+)
+def test_a_product(bits: int, dtype: str, arithmetic: str) -> None:
+    weight = SimpleNamespace(rows=64, columns=32, num_bytes=64 * 32 * bits // 8)
+    x, out = np.zeros((3, 32), np.float32), np.zeros((3, 64), np.float32)
+    found = work_of(call("linear", x, weight, residual=out, result=out), compute_dtype=dtype)
+    assert found == Work(weight.num_bytes, x.nbytes + 2 * out.nbytes, 2 * 3 * 64 * 32, arithmetic)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=4),
+    st.one_of(st.none(), st.integers(1, 40)),
+)
+def test_attention(sequences: list[tuple[int, int]], window: int | None) -> None:
+    """Against positions counted one by one."""
+    rows = [count for count, _ in sequences]
+    batch = SimpleNamespace(
+        query_start=np.concatenate([[0], np.cumsum(rows)]).astype(np.int32),
+        seq_lens=np.array([count + before for count, before in sequences], np.int32),
+    )
+    qkv, out = np.zeros((sum(rows), 80), np.float32), np.zeros((sum(rows), 48), np.float32)
+    made = call("attention", CACHE, 0, qkv, batch, SHAPE, scale=1.0, window=window, result=out)
+    pairs, read = 0, 0
+    for count, before in sequences:
+        seen = [range(max(0, end - (window or end)), end) for end in range(before + 1, before + count + 1)]
+        pairs += sum(map(len, seen))
+        read += len(set().union(*seen))
+    assert work_of(made, compute_dtype="bfloat16") == Work(
+        streamed_bytes=read * 2 * 2 * 8 * 2,
+        activation_bytes=qkv.nbytes + out.nbytes,
+        flops=pairs * 6 * 8 * 4,
+        arithmetic="fp32",
+    )
+
+
+def test_an_op_that_nobody_knows_moves_its_arrays() -> None:
+    x = np.zeros((2, 4), np.float32)
+    assert work_of(call("swizzle", x, 3, scale=x, result=x), compute_dtype="float32") == Work(0, 3 * 32, 0)
+
+
+def test_kinds_are_told_by_the_flow_of_data() -> None:
+    layer = ["rms_norm", "linear", "rotary", "attention", "linear", "rms_norm", "linear", "silu_and_mul", "linear"]
+    kinds = ["norms", "qkv", "rotary", "attention", "o", "norms", "gate_up", "silu", "down"]
+    ops = ["embedding", *layer, *layer, "gather_rows", "rms_norm", "linear", "argmax"]
+    assert kinds_of(ops) == ["embedding", *kinds, *kinds, "embedding", "norms", "lm_head", "sampling"]
+
+
+@pytest.mark.parametrize("after", [["head_norm", "head_norm", "rotary", "attention"], ["rotary", "attention"], ["attention"]])
+def test_kinds_of_other_layers(after: list[str]) -> None:
+    assert kinds_of(["rms_norm", "linear", *after])[1] == "qkv"
+    assert kinds_of(["linear"]) == ["lm_head"] and kinds_of(["swizzle"]) == ["swizzle"]

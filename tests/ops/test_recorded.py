@@ -1,0 +1,192 @@
+"""Recorded forwards: the bits of the eager path for every number of rows, and refusals instead of memory that is not theirs."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from octavo import _native
+from octavo.backends.base import Array, AttentionShape, Backend, Batch, BatchCapacity, Graph
+from octavo.backends.cpu.backend import CpuBackend
+from octavo.backends.reference import ReferenceBackend
+from octavo.quant.integer import quantize_int4, quantize_int8
+from octavo.quant.layouts import Dense, Layout
+from tests.ops.devices import DTYPES, ISAS, device, make_batch, normal, same_bits, spec_of, width_of
+
+SHAPE = AttentionShape(4, 2, 16)
+HIDDEN, INNER, VOCAB, BLOCK_SIZE, BLOCKS, LENGTH = 64, 96, 200, 4, 64, 48
+CAPACITY = BatchCapacity(tokens=40, sequences=6, blocks=LENGTH // BLOCK_SIZE, logits_rows=6)
+KINDS: dict[str, Callable[[np.ndarray], Layout]] = {"dense": Dense, "int8": quantize_int8, "int4": quantize_int4}
+
+
+class Tiny:
+    """Two layers of every op that a forward may record, over one cache."""
+
+    def __init__(self, backend: Backend, kind: str) -> None:
+        self.backend = backend
+        sizes = [(VOCAB, HIDDEN), (width_of(SHAPE), HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
+        self.table, *self.layer = [backend.weight(KINDS[kind](normal(i, *size) / 8)) for i, size in enumerate(sizes)]
+        self.norm, self.bias = backend.tensor(normal(20, HIDDEN)), backend.tensor(normal(21, width_of(SHAPE)))
+        self.head_norm, self.rotary = backend.tensor(normal(22, SHAPE.head_dim)), backend.tensor(normal(23, LENGTH, 16))
+        spec = spec_of(SHAPE, BLOCK_SIZE, backend.compute_dtype, layers=2)
+        self.cache = backend.kv_cache(spec, num_blocks=BLOCKS, num_host_blocks=0)
+
+    def forward(self, batch: Batch) -> tuple[Array, ...]:
+        ops = self.backend.ops
+        qkv_weight, out, gate_up, down = self.layer
+        x = ops.embedding(batch.input_ids, self.table)
+        for layer in range(2):
+            qkv = ops.linear(ops.rms_norm(x, self.norm, eps=1e-5), qkv_weight, bias=self.bias)
+            ops.head_norm(qkv, self.head_norm, SHAPE, part="k", eps=1e-5)
+            ops.rotary(qkv, batch.positions, self.rotary, SHAPE)
+            attended = ops.attention(self.cache, layer, qkv, batch, SHAPE, scale=0.25, window=None)
+            x = ops.linear(attended, out, residual=x)
+            gated = ops.silu_and_mul(ops.linear(ops.rms_norm(x, self.norm, eps=1e-5), gate_up))
+            x = ops.linear(gated, down, residual=x)
+        logits = ops.linear(ops.rms_norm(ops.gather_rows(x, batch.logits_rows), self.norm, eps=1e-5), self.table)
+        return x, logits, ops.argmax(logits)
+
+
+def batch_of(query_lens: list[int], seq_lens: list[int], *, width: int | None = None) -> Batch:
+    ids = np.random.default_rng(3).permutation(BLOCKS).astype(np.int32)
+    batch = make_batch(query_lens, seq_lens, BLOCK_SIZE, ids, width=width)
+    batch.input_ids = (np.arange(len(batch.positions), dtype=np.int32) * 7 + 3) % VOCAB
+    batch.logits_rows = batch.query_start[1:] - np.int32(1)
+    return batch
+
+
+BATCHES = [
+    batch_of([3], [3]),
+    batch_of([1, 1, 1, 1, 1, 1], [4, 9, 1, 33, 48, 17], width=CAPACITY.blocks),
+    batch_of([1], [4]),
+    batch_of([20, 1, 19], [20, 7, 30]),
+    batch_of([2], [40]),
+]
+
+
+def results_of(forward: Callable[[Batch], tuple[Array, ...]]) -> list[np.ndarray]:
+    """Of all batches, one after the other, on one cache."""
+    return [np.array(result) for batch in BATCHES for result in forward(batch)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_replay_gives_the_bits_of_the_eager_path(isa: str, dtype: str, kind: str) -> None:
+    eager, recorded = Tiny(device(isa, dtype), kind), Tiny(device(isa, dtype), kind)
+    graph = recorded.backend.capture(recorded.forward, CAPACITY)
+    expected = results_of(eager.forward)
+    for got, want in zip(results_of(graph.replay), expected, strict=True):
+        assert same_bits(got, want)
+
+
+def test_the_reference_captures_too() -> None:
+    model = Tiny(ReferenceBackend(compute_dtype="float32"), "dense")
+    graph = model.backend.capture(model.forward, CAPACITY)
+    assert all(np.isfinite(result).all() for result in results_of(graph.replay))
+    with pytest.raises(ValueError, match="larger than the graph's capacity"):
+        graph.replay(batch_of([41], [41]))
+
+
+@pytest.fixture
+def graph() -> Graph:
+    model = Tiny(device("generic", "float32"), "dense")
+    return model.backend.capture(model.forward, CAPACITY)
+
+
+def test_eager_ops_in_between_do_not_disturb_a_recording(graph: Graph) -> None:
+    expected = [np.array(result) for result in graph.replay(BATCHES[0])]
+    other = Tiny(device("generic", "float32"), "dense")
+    kept = [other.forward(batch) for batch in BATCHES]
+    for got, want in zip(graph.replay(BATCHES[0]), expected, strict=True):
+        assert same_bits(got, want)
+    assert len(kept) == len(BATCHES)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("input_ids", [0, 1, VOCAB], "token id out of range"),
+        ("input_ids", [0, 1], "as many rows"),
+        ("positions", [0, 1, LENGTH], "position out of range"),
+        ("slot_mapping", [0, 1, BLOCKS * BLOCK_SIZE], "slot out of range"),
+        ("query_start", [0, 2], "query_start must run from 0"),
+        ("query_start", [0, 1, 3], "one value more"),
+        ("seq_lens", [5], "too short for its sequence"),
+        ("seq_lens", [2], "shorter than its queries"),
+        ("block_tables", [[BLOCKS]], "block id out of range"),
+        ("block_tables", [list(range(CAPACITY.blocks + 1))], "larger than the program's"),
+        ("logits_rows", [3], "row out of range"),
+        ("logits_rows", [0] * 7, "larger than the program's"),
+    ],
+)
+def test_bad_batches_are_refused(graph: Graph, field: str, value: list[int], message: str) -> None:
+    batch = batch_of([3], [3])
+    setattr(batch, field, np.array(value, np.int32))
+    with pytest.raises(ValueError, match=message):
+        graph.replay(batch)
+    assert all(np.isfinite(result).all() for result in graph.replay(batch_of([3], [3]))), "and the next one is computed"
+
+
+def test_arrays_of_another_type_are_refused(graph: Graph) -> None:
+    batch = batch_of([3], [3])
+    batch.positions = batch.positions.astype(np.int64)
+    with pytest.raises(TypeError, match="int32"):
+        graph.replay(batch)
+
+
+def test_a_graph_keeps_what_it_needs_alive() -> None:
+    def capture() -> Graph:
+        model = Tiny(CpuBackend(compute_dtype="float32", num_threads=2), "int8")
+        return model.backend.capture(model.forward, CAPACITY)
+
+    graph = capture()
+    first = [np.array(result) for result in graph.replay(BATCHES[0])]
+    junk = [normal(i, 1000) for i in range(50)]
+    for got, want in zip(graph.replay(BATCHES[0]), first, strict=True):
+        assert same_bits(got, want)
+    assert len(junk) == 50
+
+
+def test_memory_of_a_recording_is_used_again_within_it() -> None:
+    backend = CpuBackend(compute_dtype="float32", num_threads=1)
+    weight, seen = backend.weight(Dense(normal(1, 64, 64))), set()
+
+    def forward(batch: Batch) -> tuple[Array, ...]:
+        x = backend.ops.embedding(batch.input_ids, weight)
+        for _ in range(10):
+            x = backend.ops.linear(x, weight)
+            seen.add(x.__array_interface__["data"][0])
+        return (x,)
+
+    backend.capture(forward, CAPACITY)
+    assert len(seen) <= 3
+
+
+def test_what_cannot_be_recorded_is_refused() -> None:
+    backend = CpuBackend(compute_dtype="float32", num_threads=1)
+    program = backend._device.new_program()
+    ids = program.input(0, 4)
+    weight = backend.weight(Dense(normal(1, 8, 8)))
+    backend._device.begin_recording(program)
+    try:
+        backend.ops.embedding(ids, weight)
+        with pytest.raises(ValueError, match="neither an input nor a result"):
+            backend.ops.embedding(np.zeros(4, np.int32), weight)
+        with pytest.raises(ValueError, match="cannot be recorded"):
+            backend.ops.top_logprobs(normal(1, 1, 8), np.zeros(1, np.int32), 0)
+        with pytest.raises(ValueError, match="still being recorded"):
+            backend._device.replay(program, [np.zeros(4, np.int32)])
+        with pytest.raises(ValueError, match="recorded already"):
+            backend._device.begin_recording(program)
+        with pytest.raises(ValueError, match="before the program's first op"):
+            program.input(0, 4)
+    finally:
+        backend._device.end_recording()
+    with pytest.raises(ValueError, match="one array for each input"):
+        backend._device.replay(program, [])
+    with pytest.raises(ValueError, match="another device"):
+        CpuBackend(compute_dtype="float32", num_threads=1)._device.replay(program, [np.zeros(4, np.int32)])
+    backend._device.replay(program, [np.zeros(2, np.int32)])
+    assert program.num_ops == 1
+    assert _native.Program is type(program)
