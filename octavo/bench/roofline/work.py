@@ -14,8 +14,6 @@ import numpy as np
 from octavo.backends.base import Ops
 from octavo.bench.roofline.timed import Call
 
-_ITEMSIZE = {"bfloat16": 2, "float32": 4}
-
 
 @dataclass(frozen=True, slots=True)
 class Work:
