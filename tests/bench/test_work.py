@@ -13,9 +13,7 @@ from octavo.bench.roofline.timed import Call
 from octavo.bench.roofline.work import Work, kinds_of, work_of
 
 SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=8)
-CACHE = SimpleNamespace(
-    spec=KVCacheSpec(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="bfloat16"),
-)
+CACHE = SimpleNamespace(spec=KVCacheSpec(3, SHAPE.num_kv_heads, SHAPE.head_dim, 4, "bfloat16"))
 
 
 def call(op: str, *arguments: Any, result: Any = None, **keywords: Any) -> Call:
