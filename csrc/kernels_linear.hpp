@@ -181,7 +181,8 @@ inline __attribute__((always_inline)) void multiply_bf16(const LinearArgs& a, in
 }
 
 // R rows x B blocks of columns.
-template <int R, int B, bool kAhead> __attribute__((noinline)) void tile_bf16(const LinearArgs& a, int64_t row, int64_t block, Ahead ahead) {
+template <int R, int B, bool kAhead>
+__attribute__((noinline)) void tile_bf16(const LinearArgs& a, int64_t row, int64_t block, Ahead ahead) {
     constexpr int V = B * kLinearVecs, kSpan = W * kLinearVecs;
     const uint16_t* weights = static_cast<const uint16_t*>(a.weight) + block * bf16_block_elements(a.k);
     for (int column = 0; column < kColumnBlock; column += kSpan) {
