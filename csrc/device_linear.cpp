@@ -8,12 +8,13 @@ namespace octavo {
 
 namespace {
 
-constexpr int64_t kPanelBytes = 256 << 10; // weights that meet all rows before the next do: they should stay in the second-level cache
+constexpr int64_t kPanelBytes = 256 << 10; // weights that meet all rows before others do: the second-level cache should hold them
 constexpr int64_t kChunkBytes = 256 << 10; // inputs of rows that meet those weights: they should stay there too
 constexpr int64_t kLeastRows = 192;        // of a chunk: below, weights are fetched too often
 constexpr int64_t kFewRows = 4;            // below, kernels multiply two blocks at once
 
-// Units of a product: a chunk of rows times a block of columns. Blocks change fastest, within a panel; then chunks; then panels.
+// Units of a product: a chunk of rows times a block of columns. Blocks change fastest, within a panel; then chunks; then
+// panels.
 struct Cut {
     Cut(const LinearArgs& args, int64_t element_bytes)
         : blocks(divide_up(args.n, kColumnBlock)),

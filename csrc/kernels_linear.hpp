@@ -89,12 +89,15 @@ inline void store_output(const LinearArgs& a, int64_t row, int64_t column, Vec v
 
 #ifdef OCTAVO_DOT_BF16
 typedef uint16_t Input;
+constexpr bool kDot = true;
 #else
 typedef float Input;
+constexpr bool kDot = false;
 #endif
 
-constexpr int64_t kPrefetch = 2 * 2 * kTileElements; // ahead in the stream of weights; jumps between tiles hide it from hardware
-constexpr int kLineVecs = W < 16 ? 16 / W : 1;       // vectors of pairs in a cache line
+constexpr int64_t kNear = 2 * 2 * kTileElements; // ahead in the stream of weights: into the first-level cache
+constexpr int64_t kFar = 2 * kNear;              // and into the second
+constexpr int kLineVecs = W < 16 ? 16 / W : 1;   // vectors of pairs in a cache line
 
 // What a tile brings into the cache for tiles to come, beside its own stream: `step` bytes for each pair of inputs. A panel
 // that many rows use keeps memory idle but for its first tile, so every tile fetches its share of the panel that follows.
@@ -142,6 +145,14 @@ inline void accumulate_last(Vec (&acc)[R][V], const Input* const (&x)[R], int64_
     accumulate_pair<R, V>(acc, rows, 0, w, at);
 }
 
+// Fetches the stream of weights w a few steps ahead; of a panel that tiles before have fetched, the last step is left. A row or
+// two in wide registers load so densely that hardware does as well or better alone.
+template <bool kAhead, int R> inline __attribute__((always_inline)) void fetch_stream(const uint16_t* w) {
+    constexpr bool kDense = !kAhead && R <= 2 && W >= 16;
+    if constexpr (!kDense || !kDot) __builtin_prefetch(w + kNear);
+    if constexpr (!kDense && !kAhead) __builtin_prefetch(w + kFar, 0, 2);
+}
+
 // R rows x V vectors of columns. w[v] points at the first pair of vector v's columns.
 template <bool kAhead, int R, int V>
 inline __attribute__((always_inline)) void multiply_bf16(const LinearArgs& a, int64_t row, const uint16_t* const (&w)[V],
@@ -155,7 +166,7 @@ inline __attribute__((always_inline)) void multiply_bf16(const LinearArgs& a, in
     for (int64_t step = 0; step < steps; ++step, k += kDepthStep) {
         for (int pair = 0; pair < kDepthStep / 2; ++pair) {
             const int64_t at = step * 2 * kTileElements + pair * 32;
-            for (int v = 0; v < V; v += kLineVecs) __builtin_prefetch(w[v] + at + kPrefetch);
+            for (int v = 0; v < V; v += kLineVecs) fetch_stream<kAhead, R>(w[v] + at);
             if constexpr (kAhead) {
                 __builtin_prefetch(ahead.at, 0, 2); // into the second level: the first is full of what is in use
                 ahead.at += ahead.step;
@@ -170,7 +181,8 @@ inline __attribute__((always_inline)) void multiply_bf16(const LinearArgs& a, in
 }
 
 // R rows x B blocks of columns.
-template <int R, int B, bool kAhead> __attribute__((noinline)) void tile_bf16(const LinearArgs& a, int64_t row, int64_t block, PanelAhead ahead) {
+template <int R, int B, bool kAhead>
+__attribute__((noinline)) void tile_bf16(const LinearArgs& a, int64_t row, int64_t block, PanelAhead ahead) {
     constexpr int V = B * kLinearVecs, kSpan = W * kLinearVecs;
     const uint16_t* weights = static_cast<const uint16_t*>(a.weight) + block * bf16_block_elements(a.k);
     for (int column = 0; column < kColumnBlock; column += kSpan) {
