@@ -1,10 +1,13 @@
 #include "memory.hpp"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <new>
 #include <stdexcept>
+#include <system_error>
 
 #include "kernels.hpp"
 
@@ -13,7 +16,7 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
-constexpr int64_t kPopulated = int64_t{1} << 30; // of a KV cache in the background; what lies beyond is found as it is used
+constexpr int64_t kPopulated = int64_t{512} << 20; // of a KV cache in the background; what lies beyond is found as it is used
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -73,7 +76,11 @@ KVBlocks::KVBlocks(int64_t num_layers, int64_t num_blocks, int64_t num_host_bloc
     if (block_size < 1 || block_size > 256) throw std::invalid_argument("block size must be 1 to 256");
     if (head_dim < 8 || head_dim > 256 || head_dim % 8) throw std::invalid_argument("head_dim must be a multiple of 8 up to 256");
     if (num_kv_heads < 1) throw std::invalid_argument("there must be a kv head");
-    if (device.bytes() >= kHugePage) populating_ = std::thread([this] { populate(); });
+    if (device.bytes() < kHugePage) return;
+    try {
+        populating_ = std::thread([this] { populate(); });
+    } catch (const std::system_error&) { // pages are then found as they are used
+    }
 }
 
 KVBlocks::~KVBlocks() {
@@ -83,6 +90,7 @@ KVBlocks::~KVBlocks() {
 
 // The first blocks of every layer, a huge page at a time.
 void KVBlocks::populate() {
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 19); // of this thread: requests come first
     const int64_t layer = num_blocks * layer_block_bytes(), most = std::min(layer, kPopulated / std::max<int64_t>(1, num_layers));
     for (int64_t begin = 0; begin < most; begin += kHugePage) {
         for (int64_t i = 0; i < num_layers && !stopping_; ++i) {
