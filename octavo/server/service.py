@@ -54,7 +54,8 @@ class Frontend(msgspec.Struct, frozen=True):
             default_sampling=model.default_sampling,
             priority_scheduling=config.scheduling_policy == "priority",
         )
-        digest = hashlib.sha256(msgspec.json.encode((model, config.dtype, config.kv_cache_dtype, config.load_format)))
+        arithmetic = (config.dtype, config.quantization, config.quantized_activations, config.kv_cache_dtype)
+        digest = hashlib.sha256(msgspec.json.encode((model, *arithmetic, config.load_format)))
         return Frontend(tokenizer, TextEncoder(tokenizer), limits, f"octavo-{__version__}-{digest.hexdigest()[:8]}")
 
 

@@ -1,6 +1,6 @@
 """Every op of ``backends.base.Ops`` as a call into ``octavo._native``.
 
-Knows the order of arguments and nothing else: checks, memory and threads are the native device's. Results lie in its arena.
+Knows the order of arguments and nothing else: checks, memory and threads are the native device's.
 """
 
 from typing import TYPE_CHECKING, Any
