@@ -99,6 +99,7 @@ private:
     void stage_activations(LinearArgs& args, char* staged);
     void multiply(const LinearArgs& args, bool bf16);
     bool attend(const AttentionArgs& args, int64_t sequences);
+    void announce(const AttentionArgs& args, int64_t sequences, const char* next_layer);
 
     const KernelTable* kernels_;
     const IntegerKernels* integer_;
@@ -109,6 +110,8 @@ private:
     ThreadPool pool_;
     std::mutex busy_; // held while bodies run; the rest is theirs
     std::vector<float> partition_states_;
+    std::vector<const char*> coming_blocks_;
+    Pieces coming_{}; // what the next layer's attention will read
     std::vector<std::vector<float>> attention_scratch_; // one a thread
     std::vector<LogitsScratch> logits_scratch_;         // one a thread
 };

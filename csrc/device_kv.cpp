@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t kHeadsOfUnit = 48;   // query rows x heads that share a tile of K and V
 constexpr int64_t kUnitsPerThread = 4; // with fewer, long sequences are cut
+constexpr int64_t kComingBytes = int64_t{12} << 20; // of blocks that a last-level cache keeps while a layer is multiplied
 
 void check_cache(const KVBlocks& cache, int64_t layer, HeadShape shape) {
     check(layer >= 0 && layer < cache.num_layers, "layer out of range");
@@ -138,6 +139,21 @@ bool Device::attend(const AttentionArgs& args, int64_t sequences) {
     return true;
 }
 
+// Products between two layers' attention leave memory idle when there are many rows: they fetch the blocks that the next layer
+// will read, as far as a shared cache is likely to keep them.
+void Device::announce(const AttentionArgs& args, int64_t sequences, const char* next_layer) {
+    const int64_t bytes = args.head_bytes * args.num_kv_heads, most = kComingBytes / bytes;
+    coming_blocks_.clear();
+    for (int64_t i = 0; next_layer && i < sequences; ++i) {
+        const int64_t first = args.window ? std::max<int64_t>(0, args.seq_lens[i] - args.window) / args.block_size : 0;
+        const int32_t* table = args.tables + i * args.table_width;
+        for (int64_t b = first; b * args.block_size < args.seq_lens[i]; ++b) {
+            if (static_cast<int64_t>(coming_blocks_.size()) < most) coming_blocks_.push_back(next_layer + table[b] * bytes);
+        }
+    }
+    coming_ = {coming_blocks_.data(), static_cast<int64_t>(coming_blocks_.size()), bytes, 0};
+}
+
 nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, nb::handle query_start,
                              nb::handle seq_lens, nb::handle tables, HeadShape shape, float scale, int32_t window) {
     const Array in = heads_of(qkv, shape, false), at = read(slots, "slot_mapping", Type::int32, 1);
@@ -155,11 +171,13 @@ nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qk
                        shape.num_heads, shape.num_kv_heads, shape.head_dim,  cache.block_size,
                        static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)), cache.head_bytes(), window, scale,
                        cache.type, act_bf16_};
-    issue([this, args, rows, sequences, starts, width, slots_end = cache.num_blocks * cache.block_size]() mutable {
+    const char* next_layer = layer + 1 < cache.num_layers ? cache.layer(layer + 1) : nullptr;
+    issue([this, args, rows, sequences, starts, width, next_layer, slots_end = cache.num_blocks * cache.block_size]() mutable {
         args.table_width = width.now();
         check_range("slot", args.slots, rows.now(), -1, slots_end);
         check_sequences(args, starts.now(), sequences.now(), rows.now());
         check(attend(args, sequences.now()), "block id out of range in block_tables");
+        announce(args, sequences.now(), next_layer);
     });
     return out.array;
 }

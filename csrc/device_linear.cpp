@@ -95,9 +95,11 @@ void Device::multiply(const LinearArgs& args, bool bf16) {
     const Cut cut(args, bf16 ? 2 : 4);
     auto kernel = bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
     const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size()), together = args.rows < kFewRows ? 2 : 1;
+    LinearArgs own_args = args;
+    if (coming_.next < coming_.count) own_args.pieces = &coming_;
     Spans spans(cut.units(), static_cast<int>(claimants));
     over_units(claimants, [&](int64_t own, int) {
-        for (Spans::Claim claim; spans.claim(static_cast<int>(own), together, claim);) run_units(kernel, args, cut, claim);
+        for (Spans::Claim claim; spans.claim(static_cast<int>(own), together, claim);) run_units(kernel, own_args, cut, claim);
     });
 }
 

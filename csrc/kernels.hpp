@@ -20,6 +20,14 @@ constexpr int kPartition = 512;         // positions accumulated afresh, then me
 constexpr int kShareBlock = 512;        // logits whose exponentials are summed together
 constexpr int kMaxBlock = 64;           // logits whose maximum is taken together
 
+// Memory that ops to come will read, in pieces of `bytes`. Kernels whose arithmetic leaves memory idle take the next piece each
+// and bring it into the caches.
+struct Pieces {
+    const char* const* data;
+    int64_t count, bytes;
+    int64_t next; // atomically
+};
+
 // x[rows, k] times packed weight[n, k] transposed, plus bias, plus residual.
 struct LinearArgs {
     const void* x;
@@ -30,6 +38,7 @@ struct LinearArgs {
     float* out;
     int64_t rows, n, k;
     int64_t fetch_end = 0; // blocks below it may be fetched into the cache while the one before is multiplied
+    Pieces* pieces = nullptr;
 };
 
 struct PackArgs {

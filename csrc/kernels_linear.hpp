@@ -260,10 +260,24 @@ struct AllTiles {
 
 constexpr AllTiles kTiles;
 
-// The share of tile t of count in fetching a panel.
-inline PanelAhead share_of(const char* panel, int64_t bytes, const LinearArgs& a, int64_t t, int64_t count) {
+// The share of tile t of count in fetching so many bytes.
+inline PanelAhead share_of(const char* memory, int64_t bytes, const LinearArgs& a, int64_t t, int64_t count) {
     const int64_t pairs = round_up(a.k, kDepthStep) / 2 * (kColumnBlock / (W * kLinearVecs));
-    return {panel + bytes * t / count, (bytes / pairs + count - 1) / count};
+    return {memory + bytes * t / count, ((bytes + pairs - 1) / pairs + count - 1) / count};
+}
+
+inline const char* next_piece(Pieces* pieces) {
+    if (!pieces || __atomic_load_n(&pieces->next, __ATOMIC_RELAXED) >= pieces->count) return nullptr;
+    const int64_t i = __atomic_fetch_add(&pieces->next, 1, __ATOMIC_RELAXED);
+    return i < pieces->count ? pieces->data[i] : nullptr;
+}
+
+// What tile t of count fetches: the first ones the panel that follows, each of the others a piece of what later ops will read.
+inline PanelAhead fetched_by(const LinearArgs& a, const char* panel, int64_t bytes, int64_t t, int64_t count) {
+    const int64_t sharers = a.pieces && count > 2 ? min64(4, max64(2, count / 2)) : count;
+    if (t < sharers) return panel ? share_of(panel, bytes, a, t, sharers) : PanelAhead{nullptr, 0};
+    const char* piece = next_piece(a.pieces);
+    return piece ? share_of(piece, a.pieces->bytes, a, 0, 1) : PanelAhead{nullptr, 0};
 }
 
 // Each panel of weights meets all rows before the next one is read: it comes from memory once.
@@ -272,14 +286,14 @@ inline void multiply_range(const TileKernels& tiles, const LinearArgs& a, int64_
     const int64_t count = (row1 - row0 + kLinearRows - 1) / kLinearRows;
     for (int64_t block = block0; block < block1;) {
         const char* next = static_cast<const char*>(a.weight) + (block + 1) * block_bytes;
-        const bool ahead = count > 1 && block + 1 < a.fetch_end;
+        const char* panel = count > 1 && block + 1 < a.fetch_end ? next : nullptr;
         int64_t step = 1;
         for (int64_t t = 0, row = row0; t < count; ++t) {
             int64_t size = (row1 - row) / (count - t); // nearly equal tiles: none with few rows
             bool both = count == 1 && tiles.two[size] && block + 1 < block1;
             step = both ? 2 : 1;
-            TileKernel kernel = ahead ? tiles.ahead[size] : both ? tiles.two[size] : tiles.one[size];
-            kernel(a, row, block, share_of(next, block_bytes, a, t, count));
+            const PanelAhead ahead = count > 1 ? fetched_by(a, panel, block_bytes, t, count) : PanelAhead{nullptr, 0};
+            (ahead.at ? tiles.ahead[size] : both ? tiles.two[size] : tiles.one[size])(a, row, block, ahead);
             row += size;
         }
         block += step;
