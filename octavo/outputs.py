@@ -29,11 +29,21 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
     copy_on_writes: int = 0
 
 
+class BeamState(msgspec.Struct, frozen=True, gc=False):
+    """One beam of a search that goes on: its output so far and the sum of its log-probabilities."""
+
+    token_ids: list[int]
+    cumulative_logprob: float
+
+
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one branch of one request. The branch's last delta has a ``finish_reason``, the request's last ``metrics``.
 
     ``stop_reason`` is the id of the stop token that ended the branch (not set for the model's own end-of-sequence token).
     ``prompt_logprobs`` comes once, on the request's first delta, and begins with the prompt's second token.
+
+    Of a beam search there is one delta for each returned beam, best first, when the search ends; before that, if asked for,
+    deltas of branch 0 without tokens that bring ``beams``, the running ones, best first.
     """
 
     request_id: str
@@ -46,6 +56,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_reason: int | None = None
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
+    beams: list[BeamState] | None = None
     error: str | None = None
 
 

@@ -6,11 +6,12 @@ Knows nothing of the model: checks against a vocabulary or a context length happ
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 MAX_N = 128
+MAX_BEAM_WIDTH = 16
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_LOGIT_BIAS = 1024
@@ -38,8 +39,34 @@ def _in_range(name: str, value: float, low: float, high: float) -> None:
     _require(math.isfinite(value) and low <= value <= high, f"{name} must be in [{low:g}, {high:g}]", name, value)
 
 
+EarlyStopping = bool | Literal["never"]
+
+
+class BeamSearch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Beam search instead of draws, with the meaning that ``transformers`` gives to the same words.
+
+    ``width`` beams; a finished beam's score is its cumulative log-probability over its output length to the power of
+    ``length_penalty``. ``early_stopping`` True ends the search with ``width`` finished beams, False when the best running beam
+    would not beat the worst of them if it ended now, "never" when it could not at any length. ``report``: the client is told of
+    the beams after every step.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    report: bool = False
+
+    def __post_init__(self) -> None:
+        ok = 1 <= self.width <= MAX_BEAM_WIDTH
+        _require(ok, f"beam width must be between 1 and {MAX_BEAM_WIDTH}", "beam_width", self.width)
+        _in_range("length_penalty", self.length_penalty, -10.0, 10.0)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are drawn for one request. The names and defaults are those of vLLM's class of the same name.
+
+    ``best_of`` sequences are drawn and the ``n`` of highest cumulative log-probability returned. With ``beam`` nothing is drawn
+    and the ``n`` best beams are returned.
 
     ``temperature`` 0 is greedy decoding. ``top_k`` 0 or -1 is off. ``seed`` makes the draws reproducible: each is keyed by
     (seed, branch, position), so neither the batch nor the schedule changes them. ``logprobs`` k returns the chosen token's
@@ -47,6 +74,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """
 
     n: int = 1
+    best_of: int | None = None
+    beam: BeamSearch | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -73,6 +102,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         self._normalize()
         _require(1 <= self.n <= MAX_N, f"n must be between 1 and {MAX_N}", "n", self.n)
+        self._check_branches()
         _in_range("temperature", self.temperature, 0.0, 2.0)
         _require(math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0, "top_p must be in (0, 1]", "top_p", self.top_p)
         _require(self.top_k >= 0, "top_k must be 0 or -1 (disable), or at least 1", "top_k", self.top_k)
@@ -88,6 +118,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         ok = self.max_tokens is None or self.min_tokens <= self.max_tokens
         _require(ok, f"min_tokens must be less than or equal to max_tokens={self.max_tokens}", "min_tokens", self.min_tokens)
         self._check_lists()
+
+    def _check_branches(self) -> None:
+        best_of, beam = self.best_of, self.beam
+        if best_of is not None:
+            _require(self.n <= best_of <= MAX_N, f"best_of must be between n={self.n} and {MAX_N}", "best_of", best_of)
+        if beam is not None:
+            _require(best_of in (None, beam.width), f"best_of must be the beam width {beam.width}", "best_of", best_of)
+            _require(self.n <= beam.width, f"n must be at most the beam width {beam.width}", "n", self.n)
+            _require(not self.stop, "stop strings cannot be combined with beam search: use stop_token_ids", "stop", self.stop)
 
     def _normalize(self) -> None:
         """Lists become tuples and aliases of "off" become one value, so that equal requests compare equal."""
@@ -126,6 +165,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _require(value is None or value >= 0, f"{name} must be at least 0", name, value)
 
     @property
+    def num_branches(self) -> int:
+        """Sequences that are computed side by side: ``n``, ``best_of`` or the beam width."""
+        return self.beam.width if self.beam is not None else self.best_of or self.n
+
+    @property
     def greedy(self) -> bool:
         """Whether every draw is the argmax: temperatures below 1e-5 count as zero."""
         return self.temperature < 1e-5
@@ -134,3 +178,36 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def needs_history(self) -> bool:
         """Whether a draw depends on the tokens before it beyond what the KV cache holds, so that it cannot be planned ahead."""
         return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.bad_words)
+
+
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What ``LLM.beam_search`` may be asked. ``n`` beams are returned, by default all ``beam_width``; the rest is as in
+    ``BeamSearch`` and ``SamplingParams``. Penalties, biases and bans change log-probabilities, as in ``transformers``."""
+
+    beam_width: int
+    max_tokens: int = 16
+    n: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    stop_token_ids: Sequence[int] | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self.sampling_params()
+
+    def sampling_params(self) -> SamplingParams:
+        """The same as the engine takes it. Raises ``ParameterError``."""
+        fields = msgspec.structs.asdict(self)
+        width, n = fields.pop("beam_width"), fields.pop("n")
+        beam = BeamSearch(width=width, length_penalty=fields.pop("length_penalty"), early_stopping=fields.pop("early_stopping"))
+        return SamplingParams(n=width if n is None else n, beam=beam, **fields)

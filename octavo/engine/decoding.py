@@ -38,6 +38,7 @@ def fork_branches(group: SequenceGroup, parent: Sequence, kv: KVCacheManager, se
             prompt_len=parent.prompt_len,
             cache_root=parent.cache_root,
             usage=parent.usage,
+            max_len=parent.max_len,
         )
         kv.fork(parent, child)
         kv.hold_row(child)

@@ -47,9 +47,16 @@ class Scheduler:
     """``schedule()`` makes plans, ``commit()`` takes their results, in the same order."""
 
     def __init__(
-        self, config: EngineConfig, kv: KVCacheManager, *, max_model_len: int, eos_token_ids: tuple[int, ...] = ()
+        self,
+        config: EngineConfig,
+        kv: KVCacheManager,
+        *,
+        max_model_len: int,
+        eos_token_ids: tuple[int, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.kv = kv
+        self._clock = clock
         self.counters = Counters()
         self._config = config
         self._max_model_len = max_model_len
@@ -105,6 +112,7 @@ class Scheduler:
             prompt_len=prompt_len,
             cache_root=self.kv.cache_root(request.cache_scope),
             usage=KVUsage(),
+            max_len=limit,
         )
         group.sequences.append(first)
         self._groups[request.id] = group
@@ -206,7 +214,7 @@ class Scheduler:
             group = self._running[index]
             index += 1
             demand = self._demand(group, budget, decodes)
-            while demand and self.kv.demand(demand) > self.kv.device.num_free:
+            while demand and not self.kv.fits(demand):
                 yielded = True
                 victim = self._running[-1]
                 if victim.num_in_flight:  # let the queue drain: nothing is planned for it or for anyone after this group
@@ -291,7 +299,7 @@ class Scheduler:
                 target.token_ids.append(PENDING)
         group.num_in_flight += 1
         if not group.timings.first_scheduled:
-            group.timings.first_scheduled = time.monotonic()
+            group.timings.first_scheduled = self._clock()
 
     def _scheduled(
         self, group: SequenceGroup, seq: Sequence, start: int, tokens: list[int], num_drafts: int, targets: list[Sequence]
@@ -368,7 +376,7 @@ class Scheduler:
             elif not self._admit(group, budget):
                 return
             demand = self._demand(group, budget, 0)
-            if self.kv.demand(demand) > self.kv.device.num_free:  # just swapped in: it goes on in the next step
+            if not self.kv.fits(demand):  # just swapped in: it goes on in the next step
                 return
             for seq, num_tokens in demand:
                 budget -= num_tokens
@@ -404,7 +412,7 @@ class Scheduler:
         if not wants_logits:
             self.kv.match_prefix(first)
         lacking = len(first.token_ids) - first.num_computed
-        fits = self.kv.demand([(first, lacking)]) + self._slack() <= self.kv.device.num_free
+        fits = self.kv.fits([(first, lacking)], spare=self._slack())
         if not fits or (lacking > budget and not self._config.enable_chunked_prefill):
             self.kv.free(first)
             first.num_computed = 0
@@ -428,7 +436,7 @@ class Scheduler:
         planned = self._planned.pop(plan.step_id)
         self._swap_cost.observe(plan, output)
         self.counters.steps += 1
-        now = time.monotonic()
+        now = self._clock()
         deltas: list[TokenDelta] = []
         for index, entry in enumerate(planned):
             entry.group.num_in_flight -= 1

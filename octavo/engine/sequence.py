@@ -38,7 +38,8 @@ class Sequence:
     """One branch. ``token_ids`` ends in placeholders (``step.PENDING``) while draws are in flight.
 
     ``num_computed`` counts tokens whose K and V are stored or will be by a step already planned. ``drafts`` are guesses for
-    what follows ``token_ids``. The fields from ``blocks`` on belong to the KV cache manager.
+    what follows ``token_ids``. ``max_len`` bounds prompt plus output. The fields from ``blocks`` on belong to the KV cache
+    manager.
     """
 
     seq_id: int
@@ -48,6 +49,7 @@ class Sequence:
     prompt_len: int
     cache_root: bytes
     usage: KVUsage
+    max_len: int
     num_computed: int = 0
     drafts: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None

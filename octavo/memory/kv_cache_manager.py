@@ -113,13 +113,17 @@ class KVCacheManager:
         # Of a block's holders the last one left writes in place.
         return total + sum(min(count, block.ref_count - 1) for block, count in writers.values())
 
+    def fits(self, wanted: Iterable[tuple[KVSequence, int]], *, spare: int = 0) -> bool:
+        """Whether there is room to compute n more tokens of each sequence and ``spare`` blocks beside it."""
+        return self.demand(wanted) + spare <= self.device.num_free
+
     def _write_target(self, seq: KVSequence) -> Block | None:
         """The existing block that the sequence's next token goes to."""
         index = seq.num_computed // self.block_size
         return seq.blocks[index] if index < len(seq.blocks) else None
 
     def allocate(self, seq: KVSequence, num_tokens: int) -> None:
-        """Make room for ``num_tokens`` more. The caller has checked ``demand`` against ``device.num_free``."""
+        """Make room for ``num_tokens`` more. The caller has checked that it ``fits``."""
         target = self._write_target(seq)
         if target is not None:
             if target.ref_count > 1:

@@ -37,7 +37,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     def new_sequence(self, tokens: list[int]) -> Sequence:
         self.next_id += 1
         root = self.kv.cache_root("")
-        return Sequence(self.next_id, 0, 0, list(tokens), len(tokens), root, KVUsage())
+        return Sequence(self.next_id, 0, 0, list(tokens), len(tokens), root, KVUsage(), 10**6)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -187,7 +187,7 @@ def manager(**changes: Any) -> KVCacheManager:
 
 
 def sequence(kv: KVCacheManager, tokens: list[int], *, scope: str = "") -> Sequence:
-    return Sequence(0, 0, 0, list(tokens), len(tokens), kv.cache_root(scope), KVUsage())
+    return Sequence(0, 0, 0, list(tokens), len(tokens), kv.cache_root(scope), KVUsage(), 10**6)
 
 
 def computed(kv: KVCacheManager, tokens: list[int], *, scope: str = "") -> Sequence:
