@@ -6,7 +6,7 @@ Two doors: ``load`` for whoever computes, ``open_frontend`` for whoever only nee
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.backends.base import Backend, BatchCapacity, KVCache, KVCacheSpec
@@ -368,6 +368,14 @@ def resolve_num_blocks(config: EngineConfig, spec: KVCacheSpec, *, max_model_len
     return num_blocks
 
 
+def _fits_as(dtype: str, config: EngineConfig, spec: KVCacheSpec, num_blocks: int, max_model_len: int) -> bool:
+    """Whether a pool of the same bytes would do with keys and values in ``dtype``."""
+    if config.num_gpu_blocks_override is not None:
+        return False
+    needed = -(-max_model_len // config.block_size) * replace(spec, dtype=dtype).bytes_per_block
+    return needed <= num_blocks * spec.bytes_per_block
+
+
 def _pool_too_small(
     config: EngineConfig, spec: KVCacheSpec, num_blocks: int, max_model_len: int, memory: int, weight_bytes: int
 ) -> str:
@@ -379,8 +387,9 @@ def _pool_too_small(
     enough = (needed + weight_bytes) / memory + 0.01 if memory else 2.0
     if enough <= 1.0:
         ways += [f"--gpu-memory-utilization {enough:.2f}", f"--kv-cache-memory-bytes {needed}"]
-    if spec.dtype == "float32":
-        ways.append("--kv-cache-dtype bfloat16")
+    smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(spec.dtype)
+    if smaller and _fits_as(smaller, config, spec, num_blocks, max_model_len):
+        ways.append(f"--kv-cache-dtype {smaller}")
     left = int((memory - weight_bytes) * 0.9) // spec.bytes_per_block
     if not ways and left > 0:
         ways.append(f"--max-model-len {left * config.block_size} --kv-cache-memory-bytes {left * spec.bytes_per_block}")

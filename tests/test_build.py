@@ -73,6 +73,14 @@ def test_a_pool_that_is_too_small_is_told_with_commands_that_work(changes: dict[
         assert resolve(**machine, **command)[0] > 0
 
 
+def test_keys_and_values_in_8_bits_are_proposed_where_they_would_do() -> None:
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype int8"):
+        resolve(kv_cache_memory_bytes=1_500_000)
+    assert resolve(kv_cache_memory_bytes=1_500_000, kv_cache_dtype="int8")[0] >= 256
+    with pytest.raises(ConfigError, match=r"^(?!.*--kv-cache-dtype)"):
+        resolve(kv_cache_memory_bytes=1_000_000)
+
+
 def test_a_model_that_leaves_no_room_is_said_to() -> None:
     with pytest.raises(ConfigError, match="no room is left"):
         resolve(memory=20 * 2**20, weights=20 * 2**20)
