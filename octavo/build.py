@@ -384,12 +384,12 @@ def _pool_too_small(
     ways = []
     if num_blocks > 0:
         ways.append(f"--max-model-len {num_blocks * config.block_size}")
-    enough = (needed + weight_bytes) / memory + 0.01 if memory else 2.0
-    if enough <= 1.0:
-        ways += [f"--gpu-memory-utilization {enough:.2f}", f"--kv-cache-memory-bytes {needed}"]
     smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(spec.dtype)
     if smaller and _fits_as(smaller, config, spec, num_blocks, max_model_len):
         ways.append(f"--kv-cache-dtype {smaller}")
+    enough = (needed + weight_bytes) / memory + 0.01 if memory else 2.0
+    if enough <= 1.0:
+        ways += [f"--gpu-memory-utilization {enough:.2f}", f"--kv-cache-memory-bytes {needed}"]
     left = int((memory - weight_bytes) * 0.9) // spec.bytes_per_block
     if not ways and left > 0:
         ways.append(f"--max-model-len {left * config.block_size} --kv-cache-memory-bytes {left * spec.bytes_per_block}")
