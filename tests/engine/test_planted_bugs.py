@@ -147,10 +147,10 @@ BUGS = [
         kv_allocation="fastertransformer",
     ),
     Bug(
-        "ends that are never told",
+        "ends that are lost with the rest of their batch",
         BATCHING,
-        "        if idle:\n            self._due += self._held\n",
-        "        if False:\n            self._due += self._held\n",
+        "self._due += self._held  # the rest of the batch was aborted",
+        "pass",
         kv_allocation="fastertransformer",
     ),
 ]
