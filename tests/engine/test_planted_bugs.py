@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 POOL, MANAGER = "memory/block_pool.py", "memory/kv_cache_manager.py"
 SCHEDULER, DECODING, FAKE = "engine/scheduler.py", "engine/decoding.py", "tests/engine/fake.py"
 CONTIGUOUS, BUDDY, BATCHING = "memory/contiguous.py", "memory/buddy.py", "engine/batching.py"
+BEAM, SEQUENCE = "engine/beam.py", "engine/sequence.py"
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,31 @@ BUGS = [
         "self.kv.publish(entry.seq, entry.end)",
         "self.kv.publish(entry.seq, entry.end + self.kv.block_size)",
     ),
+    Bug("a round that waits for nobody", DECODING, "len(group.candidates) == len(group.live)", "True"),
+    Bug(
+        "candidates that outlive their recomputation",
+        SCHEDULER,
+        "group.candidates.clear()  # they come again, with those of all beams",
+        "pass",
+    ),
+    Bug(
+        "dead beams that keep their blocks",
+        DECODING,
+        "            kv.free(seq)\n            seq.finished = True",
+        "            pass",
+    ),
+    Bug("two beams in one sequence", DECODING, "heir = survivor.parent in continued", "heir = True"),
+    Bug("beams that keep room for one", SEQUENCE, "if self.forked and self.search is None", "if self.forked"),
+    Bug(
+        "beams in the order of their parents", DECODING, "    group.sequences = beams\n", "    group.sequences = beams[::-1]\n"
+    ),
+    Bug("ends that are looked for among all candidates", BEAM, "elif place < self.params.width:", "else:"),
+    Bug(
+        "beams that plan ahead",
+        SCHEDULER,
+        "not params.needs_history and params.beam is None and",
+        "not params.needs_history and",
+    ),
     Bug("a demand that forgets copy-on-write", MANAGER, "return total + sum(", "return total + 0 * sum("),
     Bug(
         "a fork that copies before its source is computed",
@@ -138,6 +164,13 @@ BUGS = [
         kv_allocation="orca-pow2",
     ),
     Bug("spare regions that leak", CONTIGUOUS, "for start in group.spares:", "for start in ():", kv_allocation="orca-max"),
+    Bug(
+        "regions of dead beams that are given away",
+        CONTIGUOUS,
+        "if group.num_holders == 0 or not group.keeps:",
+        "if True:",
+        kv_allocation="orca-oracle",
+    ),
     Bug("buddies that are not merged", BUDDY, "while self._take(order,", "while False and self._take(order,", "memory"),
     Bug(
         "a batch that never opens again",
