@@ -126,7 +126,7 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
     with watch.phase("open model"):
         checkpoint = _open(config, dequantize=_dequantizer(config))
         max_model_len = resolve_max_model_len(config, checkpoint.config)
-        _check_budgets(config, max_model_len)
+        check_budgets(config, max_model_len)
     with watch.phase("start backend"):
         dtype = resolve_dtype(config, checkpoint.config)
         weight_format = resolve_weight_format(config, checkpoint.kind)
@@ -173,7 +173,8 @@ def make_kv_cache(
 def make_kv_manager(
     config: EngineConfig, *, max_model_len: int, num_blocks: int, num_host_blocks: int, namespace: str = ""
 ) -> KVManager:
-    """The bookkeeping of a KV cache, as ``config.kv_allocation`` names it. Only "paged" has a use for host blocks.
+    """The bookkeeping of a KV cache, as ``config.kv_allocation`` names it; there need be no tensors behind it. Host blocks are
+    for "paged" alone.
 
     Raises:
         ConfigError: no sequence would ever fit.
@@ -360,7 +361,8 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len or limit
 
 
-def _check_budgets(config: EngineConfig, max_model_len: int) -> None:
+def check_budgets(config: EngineConfig, max_model_len: int) -> None:
+    """Raises ``ConfigError`` where a step's token budget is too small for what it must hold."""
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens {config.max_num_batched_tokens} must be at least --max-num-seqs {config.max_num_seqs}"

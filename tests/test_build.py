@@ -120,4 +120,4 @@ def test_how_the_cache_is_allocated_is_chosen_by_name() -> None:
 
 def test_what_is_reserved_is_never_swapped() -> None:
     with pytest.raises(ConfigError, match="leave out --preemption-mode swap"):
-        build._check_budgets(EngineConfig(model="m", kv_allocation="orca-max", preemption_mode="swap"), 100)
+        build.check_budgets(EngineConfig(model="m", kv_allocation="orca-max", preemption_mode="swap"), 100)
