@@ -50,6 +50,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_chunked_prefill: Annotated[bool, Meta(description="split long prompts over steps")] = True
     block_size: Annotated[int, Meta(ge=1, le=256, description="tokens in one KV block")] = 16
     enable_prefix_caching: Annotated[bool, Meta(description="keep finished blocks for prompts that begin alike")] = True
+    pin_prefix: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="files with prefixes to compute at the start and keep in the KV cache: the text that prompts begin "
+            "with, or (.json) the messages that chats begin with, such as a system prompt"
+        ),
+    ] = ()
     gpu_memory_utilization: Annotated[
         Fraction | None, Meta(description="fraction of the device's usable memory for Octavo; default 0.4 on a CPU")
     ] = None
