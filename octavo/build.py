@@ -4,7 +4,7 @@ Two doors: ``load`` for whoever computes, ``open_frontend`` for whoever only nee
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.models import Model, load_model
 from octavo.quant.gguf import Dequantize, dequantize
 from octavo.quant.integer import Quantize, quantize
+from octavo.sampling_params import ParameterError
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.hub import resolve_model
 from octavo.worker.model_runner import ModelRunner
@@ -361,8 +362,25 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len or limit
 
 
+def pin_prefixes(engine: Engine, config: EngineConfig, prefixes: Sequence[Sequence[int]]) -> None:
+    """Pin the prefixes of ``config.pin_prefix``, given as token ids in the same order.
+
+    Raises:
+        ConfigError: one of them cannot be pinned; the message names its file.
+    """
+    for file, token_ids in zip(config.pin_prefix, prefixes, strict=True):
+        try:
+            engine.pin_prefix(token_ids)
+        except ParameterError as error:
+            raise ConfigError(f"--pin-prefix {file}: {error}") from None
+
+
 def check_budgets(config: EngineConfig, max_model_len: int) -> None:
     """Raises ``ConfigError`` where a step's token budget is too small for what it must hold."""
+    if config.pin_prefix and not config.enable_prefix_caching:
+        raise ConfigError("--pin-prefix needs prefix caching: leave out --no-enable-prefix-caching")
+    if config.pin_prefix and config.kv_allocation != "paged":
+        raise ConfigError(f"--kv-allocation {config.kv_allocation} has no prefix caching: leave out --pin-prefix")
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens {config.max_num_batched_tokens} must be at least --max-num-seqs {config.max_num_seqs}"
@@ -404,7 +422,7 @@ def resolve_num_blocks(config: EngineConfig, spec: KVCacheSpec, *, max_model_len
     elif config.kv_cache_memory_bytes is not None:
         num_blocks = config.kv_cache_memory_bytes // spec.bytes_per_block
     else:
-        useful = config.max_num_seqs * per_sequence
+        useful = (config.max_num_seqs + len(config.pin_prefix)) * per_sequence
         num_blocks = min(useful, max(0, int(memory * fraction) - weight_bytes) // spec.bytes_per_block)
     if num_blocks < per_sequence:
         raise ConfigError(_pool_too_small(config, spec, num_blocks, max_model_len, memory, weight_bytes))

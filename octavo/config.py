@@ -59,6 +59,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "they have no prefix caching and never preempt"
         ),
     ] = "paged"
+    pin_prefix: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="files with prefixes to compute at the start and keep in the KV cache: the text that prompts begin "
+            "with, or (.json) the messages that chats begin with, such as a system prompt"
+        ),
+    ] = ()
     gpu_memory_utilization: Annotated[
         Fraction | None, Meta(description="fraction of the device's usable memory for Octavo; default 0.4 on a CPU")
     ] = None

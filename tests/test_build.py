@@ -118,6 +118,8 @@ def test_how_the_cache_is_allocated_is_chosen_by_name() -> None:
             manager(63, kv_allocation=name)
 
 
-def test_what_is_reserved_is_never_swapped() -> None:
+def test_what_is_reserved_is_never_swapped_and_never_shared() -> None:
+    with pytest.raises(ConfigError, match="leave out --pin-prefix"):
+        build.check_budgets(EngineConfig(model="m", kv_allocation="orca-max", pin_prefix=("file",)), 100)
     with pytest.raises(ConfigError, match="leave out --preemption-mode swap"):
         build.check_budgets(EngineConfig(model="m", kv_allocation="orca-max", preemption_mode="swap"), 100)

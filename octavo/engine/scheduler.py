@@ -8,6 +8,7 @@ yields. Invariant: only a group without work in flight is preempted or swapped.
 import time
 from bisect import insort
 from collections.abc import Callable
+from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
 from itertools import count
 
@@ -143,12 +144,35 @@ class Scheduler:
                 value=num_sequences,
             )
         needed = self.kv.blocks_needed(prompt_len=prompt_len, max_len=limit, num_sequences=num_sequences)
-        if needed > self.kv.device.num_blocks:
+        shares = request.params.prompt_logprobs is None
+        available = self.kv.capacity_for(request.prompt_token_ids if shares else (), request.cache_scope)
+        if needed > available:
             raise ParameterError(
                 f"The request needs up to {needed} KV blocks of {self.kv.block_size} tokens ({num_sequences} x {limit} tokens)"
-                f", but there are only {self.kv.device.num_blocks}. Please reduce max_tokens, {width} or the prompt.",
+                f", but there are only {available}. Please reduce max_tokens, {width} or the prompt.",
                 param="max_tokens" if num_sequences == 1 else width,
                 value=needed,
+            )
+
+    def check_pin(self, token_ids: TokenIds[int], cache_scope: str) -> None:
+        """Raises ``ParameterError`` for a prefix that has nothing to pin, or would leave others no room."""
+        kv = self.kv
+        if not kv.enable_prefix_caching:
+            raise ParameterError("Prefixes can only be pinned with enable_prefix_caching.", param="enable_prefix_caching")
+        if len(token_ids) < kv.block_size:
+            raise ParameterError(
+                f"A prefix of {len(token_ids)} tokens does not fill a KV block of {kv.block_size}: there is nothing to pin.",
+                param="prefix",
+                value=len(token_ids),
+            )
+        pinned, needed = kv.num_pinned_with(token_ids, cache_scope), kv.num_blocks_for(self._max_model_len)
+        if kv.device.num_blocks - pinned < needed:
+            raise ParameterError(
+                f"With this prefix {pinned} of {kv.device.num_blocks} KV blocks would be pinned, and the rest would not hold a "
+                f"sequence of {self._max_model_len} tokens ({needed} blocks): use a larger KV cache, a smaller max_model_len "
+                "or a shorter prefix.",
+                param="prefix",
+                value=pinned,
             )
 
     def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None:
@@ -410,7 +434,7 @@ class Scheduler:
         return [seq for group in self._running for seq in group.sequences if not seq.finished]
 
     def _resume(self, group: SequenceGroup) -> bool:
-        needed = self.kv.num_distinct_blocks(group.live) + len(group.live) * bool(self._running)
+        needed = self.kv.num_to_swap_in(group.live) + len(group.live) * bool(self._running)
         if needed + self._slack() > self.kv.device.num_free:
             return False
         self._swapped.remove(group)
@@ -556,6 +580,7 @@ class Scheduler:
         """The counters as they stand, with the gauges of this moment."""
         kv = self.kv
         counted = self.counters
+        references, blocks_referenced = kv.sharing()
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
@@ -563,9 +588,12 @@ class Scheduler:
             blocks_total=kv.device.num_blocks,
             blocks_used=kv.device.num_used,
             blocks_shared=kv.device.num_shared,
+            blocks_pinned=kv.num_pinned,
             blocks_cached=kv.device.num_cached,
             blocks_free=kv.device.num_free - kv.device.num_cached,
             token_slots_used=kv.token_slots_used(self._resident()),
+            block_references=references,
+            blocks_referenced=blocks_referenced,
             steps=counted.steps,
             prompt_tokens=counted.prompt_tokens,
             generation_tokens=counted.generation_tokens,

@@ -80,9 +80,6 @@ class BuddyPool:
         del starts[index]
         return True
 
-    def forget_cached(self) -> None:
-        """Nothing is cached."""
-
     def check(self, runs: Iterable[tuple[int, int]]) -> None:
         """Raise ``AssertionError`` unless ``runs`` (start, order), all that are handed out, and the free ones are the pool."""
         owner: list[str | None] = [None] * self.num_blocks

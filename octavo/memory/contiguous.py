@@ -73,6 +73,7 @@ class ContiguousKVManager:
         self, *, allocation: KVAllocation, block_size: int, num_blocks: int, num_rows: int, max_model_len: int
     ) -> None:
         self.block_size = block_size
+        self.enable_prefix_caching = False
         self.device = BuddyPool(num_blocks)
         self.host = BlockPool(0)
         self.tables = BlockTables(num_rows, self.num_blocks_for(max_model_len))
@@ -116,6 +117,10 @@ class ContiguousKVManager:
         """Blocks that such a group takes. An empty pool has room for it if and only if it has as many, because it is cut at
         multiples of every region's size."""
         return num_sequences << self._tokens_for(prompt_len, max_len)[1]
+
+    def capacity_for(self, prompt: Sequence[int], scope: str = "") -> int:
+        """The most blocks that a group can ever hold: all."""
+        return self.device.num_blocks
 
     def fits(self, wanted: Iterable[tuple[KVSequence, int]], *, spare: int = 0) -> bool:
         """Whether all regions of the groups that begin can be reserved. What is reserved already always fits."""
@@ -217,6 +222,25 @@ class ContiguousKVManager:
     def publish(self, seq: KVSequence, num_tokens: int) -> None:
         """Nobody may find anything."""
 
+    @property
+    def num_pinned(self) -> int:
+        return 0
+
+    def num_pinned_with(self, token_ids: Sequence[int], scope: str = "") -> int:
+        return 0
+
+    def pin(self, token_ids: Sequence[int], scope: str = "") -> int:
+        raise LookupError("nothing can be pinned where nothing is cached")
+
+    def unpin(self, token_ids: Sequence[int], scope: str = "") -> bool:
+        return False
+
+    def forget_cached(self) -> None:
+        """Nothing is cached."""
+
+    def num_to_swap_in(self, seqs: Iterable[KVSequence]) -> int:
+        return self.num_distinct_blocks(seqs)
+
     @staticmethod
     def num_distinct_blocks(seqs: Iterable[KVSequence]) -> int:
         return sum(len(seq.blocks) for seq in seqs)
@@ -232,6 +256,10 @@ class ContiguousKVManager:
     def token_slots_used(self, seqs: Iterable[KVSequence]) -> int:
         """Slots of the regions of ``seqs`` that hold a token."""
         return sum(seq.num_computed for seq in seqs if seq in self._regions)
+
+    def sharing(self) -> tuple[int, int]:
+        """Blocks that all sequences hold, with and without what they share: nothing."""
+        return self.device.num_used, self.device.num_used
 
     def slots(self, running: Sequence[KVSequence], *, short: bool) -> KVSlots:
         """What the pool holds at this moment. ``short``: the next in line waits and does not fit."""

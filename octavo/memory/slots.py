@@ -10,11 +10,12 @@ import msgspec
 class KVSlots(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of slots; those from ``tokens`` to ``free`` sum to ``total``.
 
-    ``tokens`` hold a token that a running sequence needs. ``reserved`` are kept for tokens that a running sequence may yet
-    have, within its own ``max_tokens``. ``internal`` are allocated and will hold nothing: what was reserved beyond
-    ``max_tokens``, the unfilled end of a last block, the space of sequences that ended and was not given back. ``rounding`` is
-    what sizes of powers of two add. ``unusable`` are free slots while the request that is next in line waits and does not fit;
-    while it would fit, or when nobody waits, free slots are ``cached`` (a prefix can still be found there) or ``free``.
+    ``tokens`` hold a token of a running sequence or of a pinned prefix. ``reserved`` are kept for tokens that a running
+    sequence may yet have, within its own ``max_tokens``. ``internal`` are allocated and will hold nothing: what was reserved
+    beyond ``max_tokens``, the unfilled end of a last block, the space of sequences that ended and was not given back.
+    ``rounding`` is what sizes of powers of two add. ``unusable`` are free slots while the request that is next in line waits
+    and does not fit; while it would fit, or when nobody waits, free slots are ``cached`` (a prefix can still be found there) or
+    ``free``.
 
     ``saved`` is not part of the sum: the slots that sharing saves, counting each further owner of a block.
     """

@@ -63,9 +63,9 @@ class _Snapshot(Collector):
             for name in names:
                 yield self._gauge(name, help_text, value)
         blocks = GaugeMetricFamily(
-            "octavo_kv_blocks", "Device blocks; shared ones are a part of used.", labels=[*_LABELS, "state"]
+            "octavo_kv_blocks", "Device blocks; shared and pinned ones are parts of used.", labels=[*_LABELS, "state"]
         )
-        for state in ("total", "used", "shared", "cached", "free"):
+        for state in ("total", "used", "shared", "pinned", "cached", "free"):
             blocks.add_metric([*self._values, state], getattr(stats, f"blocks_{state}"))
         yield blocks
 

@@ -150,6 +150,11 @@ def test_a_group_that_can_never_be_reserved_is_refused(kv_allocation: KVAllocati
     assert ends(harness.steps()) == [["fits"]]
 
 
+def test_nothing_is_cached_so_nothing_can_be_pinned() -> None:
+    with pytest.raises(ParameterError, match="enable_prefix_caching"):
+        Harness("orca-max").engine.pin_prefix([1, 2, 3, 4])
+
+
 def test_free_slots_are_wasted_only_while_somebody_waits_for_more() -> None:
     harness = Harness("orca-oracle", num_blocks=12)
     harness.add("first", prompt_len=4, max_tokens=12)

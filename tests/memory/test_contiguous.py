@@ -188,6 +188,9 @@ def test_misuse_is_loud() -> None:
         kv.swap_out([seq])
     with pytest.raises(OutOfBlocksError):
         kv.swap_in([seq])
+    with pytest.raises(LookupError):
+        kv.pin([1, 2, 3, 4])
+    assert not kv.unpin([1, 2, 3, 4]) and kv.num_pinned == 0
 
 
 class ContiguousMachine(RuleBasedStateMachine):
