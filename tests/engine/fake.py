@@ -17,14 +17,30 @@ from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import branch_seed
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.request import Request
-from octavo.sampling_params import SamplingParams
-from octavo.step import PENDING, ModelOutput, ScheduledSequence, SchedulerOutput
+from octavo.sampling_params import BeamSearch, SamplingParams
+from octavo.step import PENDING, Candidates, ModelOutput, ScheduledSequence, SchedulerOutput
 
 EOS, VOCABULARY = 0, 23
 
 
 def next_token(context: list[int], seed: int) -> int:
     return (hash((tuple(context), seed, 7)) & 0x7FFFFFFF) % VOCABULARY
+
+
+def logprobs_after(context: list[int], params: SamplingParams, prompt_len: int) -> list[float]:
+    """The log-probability of every token after ``context``, a penalty and the least length considered."""
+    digest = hash((tuple(context), 11))
+    values = [-((hash((digest, token)) >> 8) & 0xFFFF) / 8192 - 0.01 for token in range(VOCABULARY)]
+    for token in set(context):
+        values[token] *= params.repetition_penalty
+    if len(context) - prompt_len < params.min_tokens:
+        for token in stops_of(params):
+            values[token] = float("-inf")
+    return values
+
+
+def stops_of(params: SamplingParams) -> set[int]:
+    return {*(() if params.ignore_eos else (EOS,)), *(params.stop_token_ids or ())}
 
 
 class LazyResult:
@@ -60,7 +76,8 @@ class FakeExecutor:
         for i, seq in enumerate(plan.sequences):
             self.write(seq, plan.block_tables[i])
         tokens = [self.sample(seq, plan.block_tables[i]) for i, seq in enumerate(plan.sequences)]
-        return ModelOutput(step_id=plan.step_id, token_ids=tokens)
+        candidates = [self.candidates(seq, plan.block_tables[i]) for i, seq in enumerate(plan.sequences)]
+        return ModelOutput(step_id=plan.step_id, token_ids=tokens, candidates=candidates if any(candidates) else None)
 
     def copy(self, plan: SchedulerOutput) -> None:
         for source, target in plan.copies.swap_out:
@@ -86,7 +103,7 @@ class FakeExecutor:
 
     def sample(self, seq: ScheduledSequence, table: np.ndarray) -> list[int]:
         context = self.read(seq, table)
-        if not seq.sample_rows:
+        if not seq.sample_rows or seq.num_candidates:
             return []
         if seq.num_drafts:
             accepted = []
@@ -101,18 +118,69 @@ class FakeExecutor:
         self.last_token.update(zip(seq.sample_rows, tokens, strict=True))
         return tokens
 
+    def candidates(self, seq: ScheduledSequence, table: np.ndarray) -> Candidates | None:
+        if not seq.num_candidates:
+            return None
+        assert seq.params is not None and seq.sample_rows == (seq.row,)
+        context = self.read(seq, table)
+        if seq.params.needs_history:
+            assert seq.history == context
+        values = logprobs_after(context, seq.params, seq.prompt_len)
+        likely = [token for token in range(VOCABULARY) if values[token] > float("-inf")]
+        likely = sorted(likely, key=lambda token: (-values[token], token))[: seq.num_candidates]
+        return Candidates(likely, [values[token] for token in likely])
+
+
+@dataclass
+class NaiveBeam:
+    """A hypothesis of the naive search, running or finished."""
+
+    total: float
+    tokens: list[int]
+    score: float = 0.0
+
+
+def naive_beams(request: Request, max_model_len: int) -> list[NaiveBeam]:
+    """Beam search over the whole vocabulary by its definition, in the meaning of ``transformers``."""
+    params, prompt = request.params, request.prompt_token_ids
+    assert params.beam is not None
+    width, power, stops = params.beam.width, params.beam.length_penalty, stops_of(params)
+    most = min(params.max_tokens or max_model_len, max_model_len - len(prompt))
+    running, finished = [NaiveBeam(0.0, [])], list[NaiveBeam]()
+    for length in range(1, most + 1):
+        contenders = []
+        for rank, beam in enumerate(running):
+            for token, value in enumerate(logprobs_after(prompt + beam.tokens, params, len(prompt))):
+                if value > float("-inf"):
+                    contenders.append((-(beam.total + value), rank, -value, token))
+        contenders.sort()
+        contenders = contenders[: max(2, 1 + len(stops)) * width]
+        going_on = []
+        for place, (negative, rank, _, token) in enumerate(contenders):
+            beam = NaiveBeam(-negative, [*running[rank].tokens, token], -negative / length**power)
+            if token not in stops and length < most:
+                going_on.append(beam)
+            elif place < width:
+                finished.append(beam)
+        finished = sorted(finished, key=lambda beam: -beam.score)[:width]
+        running = going_on[:width]
+        if len(finished) == width and running:
+            hoped = most if params.beam.early_stopping == "never" and power > 0 else length
+            if params.beam.early_stopping is True or running[0].total / hoped**power <= finished[-1].score:
+                break
+    return finished[: params.n]
+
 
 def naive(request: Request, max_model_len: int) -> list[list[int]]:
     """The outputs of all branches by the simplest possible loop."""
     params, outputs = request.params, []
-    for branch in range(params.n):
+    for branch in range(params.num_branches):
         seed = branch_seed(request.seed, 0 if params.greedy else branch)
         tokens = list(request.prompt_token_ids)
         while True:
             tokens.append(next_token(tokens, seed))
             produced = len(tokens) - len(request.prompt_token_ids)
-            stops = {*(() if params.ignore_eos else (EOS,)), *(params.stop_token_ids or ())}
-            ended = tokens[-1] in stops and produced >= params.min_tokens
+            ended = tokens[-1] in stops_of(params) and produced >= params.min_tokens
             if ended or produced >= (params.max_tokens or 0) or len(tokens) >= max_model_len:
                 break
         outputs.append(tokens[len(request.prompt_token_ids) :])
@@ -127,6 +195,7 @@ class Scenario:
     with_aborts: bool = True
     max_model_len: int = 40
     outputs: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    totals: dict[tuple[str, int], float | None] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
     finished: set[str] = field(default_factory=set)
@@ -147,7 +216,7 @@ class Scenario:
             model="fake",
             block_size=block_size,
             max_num_seqs=rng.choice([4, 8, 16]),
-            max_num_batched_tokens=rng.choice([8, 16, 64]),
+            max_num_batched_tokens=rng.choice([3, 8, 16, 64]),
             preemption_mode=rng.choice(["auto", "recompute", "swap"]),
             scheduling_policy=rng.choice(["fcfs", "fcfs", "priority"]),
             enable_prefix_caching=rng.random() < 0.6,
@@ -168,7 +237,7 @@ class Scenario:
     def blocks_needed(self, request: Request, block_size: int) -> int:
         """The smallest pool in which the request alone can run: full prompt blocks once, the rest for each branch."""
         total = min(len(request.prompt_token_ids) + (request.params.max_tokens or 0), self.max_model_len) - 1
-        branches = 1 if request.params.greedy else request.params.n
+        branches = 1 if request.params.greedy and request.params.beam is None else request.params.num_branches
         full = len(request.prompt_token_ids) // block_size if branches > 1 else 0
         return full + branches * (-(-total // block_size) - full)
 
@@ -189,8 +258,19 @@ class Scenario:
         if self.arrivals and rng.random() < 0.25:
             prompt = list(rng.choice(self.arrivals).prompt_token_ids)
         max_tokens = rng.randint(1, 14)
+        n = 1 if self.speculates and rng.random() < 0.5 else rng.randint(1, 4)
+        beam = None
+        if rng.random() < 0.3:
+            beam = BeamSearch(
+                width=rng.randint(n, 4),
+                length_penalty=rng.choice([-0.5, 0.0, 1.0, 2.0]),
+                early_stopping=rng.choice([False, True, "never"]),
+                report=rng.random() < 0.5,
+            )
         params = SamplingParams(
-            n=1 if self.speculates and rng.random() < 0.5 else rng.randint(1, 4),
+            n=n,
+            best_of=rng.randint(n, 4) if beam is None and rng.random() < 0.2 else None,
+            beam=beam,
             temperature=rng.choice([0.0, 1.0, 1.0, 1.0]),
             max_tokens=max_tokens,
             min_tokens=rng.randint(0, max_tokens) if rng.random() < 0.3 else 0,
@@ -229,11 +309,13 @@ class Scenario:
                     self.engine.abort(victim)
             for delta in self.engine.step():
                 self.outputs.setdefault((delta.request_id, delta.branch), []).extend(delta.token_ids)
+                self.totals[delta.request_id, delta.branch] = delta.cumulative_logprob
                 if delta.metrics is not None:
                     self.finished.add(delta.request_id)
             if check_every_step:
                 self.kv.check(self.scheduler.live_sequences)
                 self._check_scopes()
+                self._check_beams()
             steps += 1
             assert steps < 5000, f"seed {self.seed}: no progress"
 
@@ -246,11 +328,25 @@ class Scenario:
                     scope = owners.setdefault((seq.on_host, block.id), group.request.cache_scope)
                     assert scope == group.request.cache_scope, f"seed {self.seed}: a block crosses tenants"
 
+    def _check_beams(self) -> None:
+        """No search holds more sequences than its width, or candidates of a beam that must be computed again."""
+        for group in self.scheduler._groups.values():
+            assert len(group.live) <= group.num_sequences
+            for seq in group.live:
+                complete = seq.num_computed == len(seq.token_ids)
+                assert complete or seq.seq_id not in group.candidates, f"seed {self.seed}: candidates of a lost beam"
+
     def _verify(self) -> None:
         for request in self.requests.values():
             if request.id not in self.aborted:
-                got = [self.outputs[request.id, branch] for branch in range(request.params.n)]
-                assert got == naive(request, self.max_model_len), (self.seed, request)
+                keys = [(request.id, branch) for branch in range(request.params.num_outputs)]
+                got = [self.outputs[key] for key in keys]
+                if request.params.beam is None:
+                    assert got == naive(request, self.max_model_len), (self.seed, request)
+                    continue
+                beams = naive_beams(request, self.max_model_len)
+                assert got == [beam.tokens for beam in beams], (self.seed, request)
+                assert [self.totals[key] for key in keys] == [beam.total for beam in beams], (self.seed, request)
         for pool in (self.kv.device, self.kv.host):
             assert pool.num_free == pool.num_blocks, f"seed {self.seed}: blocks leak"
         assert self.kv.tables.num_free_rows == self.scheduler._config.max_num_seqs, f"seed {self.seed}: rows leak"

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 POOL, MANAGER = "memory/block_pool.py", "memory/kv_cache_manager.py"
 SCHEDULER, DECODING, FAKE = "engine/scheduler.py", "engine/decoding.py", "tests/engine/fake.py"
+BEAM, SEQUENCE = "engine/beam.py", "engine/sequence.py"
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,31 @@ BUGS = [
         SCHEDULER,
         "self.kv.publish(entry.seq, entry.end)",
         "self.kv.publish(entry.seq, entry.end + self.kv.block_size)",
+    ),
+    Bug("a round that waits for nobody", DECODING, "len(group.candidates) == len(group.live)", "True"),
+    Bug(
+        "candidates that outlive their recomputation",
+        SCHEDULER,
+        "group.candidates.clear()  # they come again, with those of all beams",
+        "pass",
+    ),
+    Bug(
+        "dead beams that keep their blocks",
+        DECODING,
+        "            kv.free(seq)\n            seq.finished = True",
+        "            pass",
+    ),
+    Bug("two beams in one sequence", DECODING, "heir = survivor.parent in continued", "heir = True"),
+    Bug("beams that keep room for one", SEQUENCE, "if self.forked and self.search is None", "if self.forked"),
+    Bug(
+        "beams in the order of their parents", DECODING, "    group.sequences = beams\n", "    group.sequences = beams[::-1]\n"
+    ),
+    Bug("ends that are looked for among all candidates", BEAM, "elif place < self.params.width:", "else:"),
+    Bug(
+        "beams that plan ahead",
+        SCHEDULER,
+        "not params.needs_history and params.beam is None and",
+        "not params.needs_history and",
     ),
     Bug("a demand that forgets copy-on-write", MANAGER, "return total + sum(", "return total + 0 * sum("),
 ]
