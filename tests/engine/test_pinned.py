@@ -18,6 +18,7 @@ class PinnedScenario(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.prefix: list[int] = []
         if not self.kv.enable_prefix_caching:
             self.arrivals = []
             return
@@ -38,7 +39,7 @@ class PinnedScenario(Scenario):
         return True
 
     def _verify(self) -> None:
-        if self.arrivals:
+        if self.prefix:
             digests = self.kv._prefix_digests(self.prefix, "")
             assert self.kv.pinned.num_leading(digests) == len(digests) == self.kv.pinned.num_blocks
             self.engine.unpin_prefix(self.prefix)
