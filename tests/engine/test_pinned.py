@@ -19,6 +19,7 @@ class PinnedScenario(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.prefix: list[int] = []
         if not self.kv.enable_prefix_caching:
             self.arrivals = []
             return
@@ -40,7 +41,7 @@ class PinnedScenario(Scenario):
 
     def _verify(self) -> None:
         assert isinstance(self.kv, KVCacheManager)
-        if self.kv.enable_prefix_caching:
+        if self.prefix:
             digests = self.kv._prefix_digests(self.prefix, "")
             assert self.kv.pinned.num_leading(digests) == len(digests) == self.kv.pinned.num_blocks
             self.engine.unpin_prefix(self.prefix)
@@ -114,3 +115,15 @@ def test_pinned_blocks_are_not_promised_to_others() -> None:
     harness.add("a", prompt_len=9 * BLOCK, n=4)
     with pytest.raises(ParameterError, match="there are only 12"):
         harness.add("a" * 21, prompt_len=9 * BLOCK, n=4, prompt_logprobs=0)
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_a_group_that_holds_pinned_blocks_comes_back_although_the_rest_is_too_small_for_it(mode: str) -> None:
+    harness = pinning(scheduling_policy="priority", preemption_mode=mode, num_host_blocks=40)
+    harness.engine.pin_prefix(prefix_of("a", 8 * BLOCK))
+    harness.add("bb", prompt_len=5 * BLOCK, priority=0, max_tokens=24)
+    harness.add("a", prompt_len=9 * BLOCK, priority=1, n=4, max_tokens=9)  # at its end 17 blocks, where 12 are not pinned
+    preempted = []
+    while harness.engine.has_work:
+        preempted += [d.metrics.num_preemptions for d in harness.engine.step() if d.metrics and d.request_id == "a"]
+    assert len(preempted) == 1 and preempted[0] >= 1 and harness.kv.pinned.num_blocks == harness.kv.device.num_used == 8
