@@ -8,7 +8,6 @@ yields. Invariant: only a group without work in flight is preempted or swapped.
 import time
 from bisect import insort
 from collections.abc import Callable
-from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,6 +16,7 @@ from octavo.engine import decoding, ngram
 from octavo.engine.batching import Batching, BatchLevel, IterationLevel
 from octavo.engine.decoding import Planned
 from octavo.engine.deltas import beam_deltas, deltas_of, request_metrics
+from octavo.engine.limits import Limits
 from octavo.engine.policy import POLICIES
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup, branch_seed
 from octavo.engine.stopping import finish_reason
@@ -63,7 +63,7 @@ class Scheduler:
         self._clock = clock
         self.counters = Counters()
         self._config = config
-        self._max_model_len = max_model_len
+        self.limits = Limits(kv, max_model_len=max_model_len, max_num_seqs=config.max_num_seqs)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._key: Callable[[SequenceGroup], tuple[int, ...]] = POLICIES[config.scheduling_policy]
         self._batching: Batching = BatchLevel() if config.kv_allocation == "fastertransformer" else IterationLevel()
@@ -96,11 +96,8 @@ class Scheduler:
         if request.id in self._groups:
             raise ParameterError(f"request id {request.id!r} is already in use", param="request_id", value=request.id)
         params, prompt_len = request.params, len(request.prompt_token_ids)
-        limit = self._max_model_len
-        if params.max_tokens is not None:
-            limit = min(limit, prompt_len + params.max_tokens)
         num_sequences = 1 if params.greedy and params.beam is None else params.num_branches
-        self._refuse_what_never_fits(request, limit, num_sequences)
+        limit = self.limits.check(request, num_sequences)
         group = SequenceGroup(
             request=request,
             order=next(self._orders),
@@ -125,55 +122,6 @@ class Scheduler:
         group.sequences.append(first)
         self._groups[request.id] = group
         self._enqueue(group, GroupStatus.WAITING)
-
-    def _refuse_what_never_fits(self, request: Request, limit: int, num_sequences: int) -> None:
-        prompt_len, width = len(request.prompt_token_ids), request.params.width_name
-        if prompt_len == 0:
-            raise ParameterError("The prompt is empty.", param="prompt", value="")
-        if prompt_len >= self._max_model_len:
-            raise ParameterError(
-                f"This model's maximum context length is {self._max_model_len} tokens. However, your prompt contains "
-                f"{prompt_len} input tokens, which leaves no room for output. Please reduce the length of the prompt.",
-                param="input_tokens",
-                value=prompt_len,
-            )
-        if num_sequences > self._config.max_num_seqs:
-            raise ParameterError(
-                f"{width}={num_sequences} sequences cannot run at once: max_num_seqs is {self._config.max_num_seqs}.",
-                param=width,
-                value=num_sequences,
-            )
-        needed = self.kv.blocks_needed(prompt_len=prompt_len, max_len=limit, num_sequences=num_sequences)
-        shares = request.params.prompt_logprobs is None
-        available = self.kv.capacity_for(request.prompt_token_ids if shares else (), request.cache_scope)
-        if needed > available:
-            raise ParameterError(
-                f"The request needs up to {needed} KV blocks of {self.kv.block_size} tokens ({num_sequences} x {limit} tokens)"
-                f", but there are only {available}. Please reduce max_tokens, {width} or the prompt.",
-                param="max_tokens" if num_sequences == 1 else width,
-                value=needed,
-            )
-
-    def check_pin(self, token_ids: TokenIds[int], cache_scope: str) -> None:
-        """Raises ``ParameterError`` for a prefix that has nothing to pin, or would leave others no room."""
-        kv = self.kv
-        if not kv.enable_prefix_caching:
-            raise ParameterError("Prefixes can only be pinned with enable_prefix_caching.", param="enable_prefix_caching")
-        if len(token_ids) < kv.block_size:
-            raise ParameterError(
-                f"A prefix of {len(token_ids)} tokens does not fill a KV block of {kv.block_size}: there is nothing to pin.",
-                param="prefix",
-                value=len(token_ids),
-            )
-        pinned, needed = kv.num_pinned_with(token_ids, cache_scope), kv.num_blocks_for(self._max_model_len)
-        if kv.device.num_blocks - pinned < needed:
-            raise ParameterError(
-                f"With this prefix {pinned} of {kv.device.num_blocks} KV blocks would be pinned, and the rest would not hold a "
-                f"sequence of {self._max_model_len} tokens ({needed} blocks): use a larger KV cache, a smaller max_model_len "
-                "or a shorter prefix.",
-                param="prefix",
-                value=pinned,
-            )
 
     def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None:
         """End a request, or one branch of it, at once; unknown ids are ignored. No delta is sent for what is aborted.

@@ -23,7 +23,7 @@ class PinnedScenario(Scenario):
         if not self.kv.enable_prefix_caching:
             self.arrivals = []
             return
-        self.scheduler.check_pin = lambda token_ids, cache_scope: None  # type: ignore[method-assign]  # room as little as can be
+        self.scheduler.limits.check_pin = lambda token_ids, cache_scope: None  # type: ignore[method-assign]  # little room
         self.prefix = self.shared[: self.rng.randint(1, 12)]
         try:
             self.engine.pin_prefix(self.prefix)
