@@ -11,6 +11,7 @@ import os
 import random
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -284,9 +285,10 @@ def _read_kept(file: Path) -> list[TraceRequest] | None:
 def _keep(file: Path, requests: list[TraceRequest]) -> None:
     """Whole or not at all; a cache that cannot be written is no error."""
     part = file.with_suffix(f".{os.getpid()}")
-    try:
+    with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(msgspec.msgpack.encode(requests))
-        part.replace(file)
-    except OSError:
-        part.unlink(missing_ok=True)
+        try:
+            part.write_bytes(msgspec.msgpack.encode(requests))
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)

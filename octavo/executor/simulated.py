@@ -6,10 +6,11 @@ the same whatever is batched, preempted or shared.
 """
 
 from dataclasses import dataclass, field
+from math import log
 
 from octavo.clock import VirtualClock
 from octavo.executor.cost_model import CostModel, StepWork, total_seconds, work_of
-from octavo.step import ModelOutput, ScheduledSequence, SchedulerOutput
+from octavo.step import Candidates, ModelOutput, ScheduledSequence, SchedulerOutput
 
 _MASK64 = (1 << 64) - 1
 
@@ -61,7 +62,13 @@ class SimulatedExecutor:
         self.clock.advance(seconds)
         self._count(work, seconds, timings.copies)
         tokens = [_tokens(seq, self.vocab_size) for seq in plan.sequences]
-        return ModelOutput(step_id=plan.step_id, token_ids=tokens, timings=timings)
+        candidates = [_candidates(seq, self.vocab_size) if seq.num_candidates else None for seq in plan.sequences]
+        return ModelOutput(
+            step_id=plan.step_id,
+            token_ids=tokens,
+            candidates=candidates if any(candidates) else None,
+            timings=timings,
+        )
 
     def _count(self, work: StepWork, seconds: float, copy_seconds: float) -> None:
         totals = self.totals
@@ -75,8 +82,23 @@ class SimulatedExecutor:
 
 def _tokens(seq: ScheduledSequence, vocab_size: int) -> list[int]:
     """One token for each draw. Drafts are never what would have been drawn: the first draw follows the last known token."""
+    if seq.num_candidates:
+        return []
     position = seq.start + len(seq.token_ids) - seq.num_drafts
     return [mixed(seed, position) % vocab_size for seed in seq.seeds]
+
+
+def _candidates(seq: ScheduledSequence, vocab_size: int) -> Candidates:
+    """What may follow a beam. The probabilities are pieces of a stick, each a uniformly random part of what is left of it: a
+    choice without a parameter, in which some steps are all but certain and others open, 1 nat on average."""
+    key = mixed(mixed(0, seq.start + len(seq.token_ids)), seq.token_ids[-1])
+    left, pieces = 1.0, []
+    for number in range(min(seq.num_candidates, vocab_size)):
+        part = (mixed(key, number) + 1) / (_MASK64 + 2)
+        pieces.append((-left * part, (key + number) % vocab_size))
+        left *= 1.0 - part
+    pieces.sort()
+    return Candidates([token for _, token in pieces], [log(max(-piece, 1e-300)) for piece, _ in pieces])
 
 
 def mixed(key: int, number: int) -> int:
