@@ -72,7 +72,7 @@ class Engine:
         """
         if self.scheduler.has_work:
             raise EngineBusyError("a prefix can only be pinned while nothing is generated")
-        self.scheduler.check_pin(token_ids, cache_scope)
+        self.scheduler.limits.check_pin(token_ids, cache_scope)
         kv = self.scheduler.kv
         tokens = list(token_ids[: len(token_ids) // kv.block_size * kv.block_size])
         params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)

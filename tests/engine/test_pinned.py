@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from octavo.engine.engine import EngineBusyError
+from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.request import Request
 from octavo.sampling_params import ParameterError
 from tests.engine.fake import Scenario
@@ -22,7 +23,7 @@ class PinnedScenario(Scenario):
         if not self.kv.enable_prefix_caching:
             self.arrivals = []
             return
-        self.scheduler.check_pin = lambda token_ids, cache_scope: None  # type: ignore[method-assign]  # room as little as can be
+        self.scheduler.limits.check_pin = lambda token_ids, cache_scope: None  # type: ignore[method-assign]  # little room
         self.prefix = self.shared[: self.rng.randint(1, 12)]
         try:
             self.engine.pin_prefix(self.prefix)
@@ -39,6 +40,7 @@ class PinnedScenario(Scenario):
         return True
 
     def _verify(self) -> None:
+        assert isinstance(self.kv, KVCacheManager)
         if self.prefix:
             digests = self.kv._prefix_digests(self.prefix, "")
             assert self.kv.pinned.num_leading(digests) == len(digests) == self.kv.pinned.num_blocks
