@@ -356,7 +356,7 @@ def test_beams_and_best_of_exclude_what_makes_no_sense_with_them() -> None:
         ({"n": 3, "best_of": 2}, "best_of"),
     ):
         with pytest.raises(ParameterError) as caught:
-            SamplingParams(**fields)  # type: ignore[arg-type]
+            SamplingParams(**fields)
         assert caught.value.param == param
     params = BeamSearchParams(beam_width=4, n=2).sampling_params()
     assert (params.n, params.num_branches, params.num_outputs, params.selects) == (2, 4, 2, False)
