@@ -4,9 +4,9 @@ Two doors: ``load`` for whoever computes, ``open_frontend`` for whoever only nee
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.backends.base import Backend, BatchCapacity, KVCache, KVCacheSpec
@@ -15,10 +15,13 @@ from octavo.engine.engine import Engine
 from octavo.engine.scheduler import Scheduler
 from octavo.executor.local import LocalExecutor
 from octavo.layers.loader import WeightFormat
+from octavo.memory.contiguous import ContiguousKVManager
+from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.models import Model, load_model
 from octavo.quant.gguf import Dequantize, dequantize
 from octavo.quant.integer import Quantize, quantize
+from octavo.sampling_params import ParameterError
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.hub import resolve_model
 from octavo.worker.model_runner import ModelRunner
@@ -46,7 +49,7 @@ class Parts:
     backend: Backend
     model: Model
     model_config: ModelConfig
-    kv: KVCacheManager
+    kv: KVManager
     cache: KVCache
     max_model_len: int
     weight_format: WeightFormat
@@ -124,7 +127,7 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
     with watch.phase("open model"):
         checkpoint = _open(config, dequantize=_dequantizer(config))
         max_model_len = resolve_max_model_len(config, checkpoint.config)
-        _check_budgets(config, max_model_len)
+        check_budgets(config, max_model_len)
     with watch.phase("start backend"):
         dtype = resolve_dtype(config, checkpoint.config)
         weight_format = resolve_weight_format(config, checkpoint.kind)
@@ -153,20 +156,55 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
 
 def make_kv_cache(
     config: EngineConfig, spec: KVCacheSpec, backend: Backend, *, max_model_len: int, num_blocks: int, namespace: str = ""
-) -> tuple[KVCacheManager, KVCache]:
+) -> tuple[KVManager, KVCache]:
     """The bookkeeping of ``num_blocks`` device blocks and the tensors that they stand for. ``namespace`` names the model in
     block hashes."""
-    num_host_blocks = int(config.swap_space * 2**30) // spec.bytes_per_block
-    kv = KVCacheManager(
-        block_size=config.block_size,
+    swappable = config.kv_allocation == "paged"
+    num_host_blocks = int(config.swap_space * 2**30) // spec.bytes_per_block if swappable else 0
+    kv = make_kv_manager(
+        config,
+        max_model_len=max_model_len,
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
-        num_rows=config.max_num_seqs,
-        max_blocks=-(-max_model_len // config.block_size),
-        enable_prefix_caching=config.enable_prefix_caching,
         namespace=f"{namespace}:{backend.compute_dtype}:{spec.dtype}",
     )
     return kv, backend.kv_cache(spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+
+
+def make_kv_manager(
+    config: EngineConfig, *, max_model_len: int, num_blocks: int, num_host_blocks: int, namespace: str = ""
+) -> KVManager:
+    """The bookkeeping of a KV cache, as ``config.kv_allocation`` names it; there need be no tensors behind it. Host blocks are
+    for "paged" alone.
+
+    Raises:
+        ConfigError: no sequence would ever fit.
+    """
+    if config.kv_allocation == "paged":
+        return KVCacheManager(
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            num_rows=config.max_num_seqs,
+            max_blocks=-(-max_model_len // config.block_size),
+            enable_prefix_caching=config.enable_prefix_caching,
+            namespace=namespace,
+        )
+    contiguous = ContiguousKVManager(
+        allocation=config.kv_allocation,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        num_rows=config.max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    smallest = contiguous.blocks_needed(prompt_len=1, max_len=2, num_sequences=1)
+    if smallest > num_blocks:
+        fitting = config.block_size << (num_blocks.bit_length() - 1)
+        raise ConfigError(
+            f"--kv-allocation {config.kv_allocation} reserves {smallest} blocks (a power of two) for every sequence, but "
+            f"there are only {num_blocks}: set --max-model-len {fitting} or --num-gpu-blocks-override {smallest}"
+        )
+    return contiguous
 
 
 def assemble(
@@ -174,7 +212,7 @@ def assemble(
     model_config: ModelConfig,
     model: Model,
     backend: Backend,
-    kv: KVCacheManager,
+    kv: KVManager,
     cache: KVCache,
     *,
     max_model_len: int,
@@ -324,10 +362,33 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len or limit
 
 
-def _check_budgets(config: EngineConfig, max_model_len: int) -> None:
+def pin_prefixes(engine: Engine, config: EngineConfig, prefixes: Sequence[Sequence[int]]) -> None:
+    """Pin the prefixes of ``config.pin_prefix``, given as token ids in the same order.
+
+    Raises:
+        ConfigError: one of them cannot be pinned; the message names its file.
+    """
+    for file, token_ids in zip(config.pin_prefix, prefixes, strict=True):
+        try:
+            engine.pin_prefix(token_ids)
+        except ParameterError as error:
+            raise ConfigError(f"--pin-prefix {file}: {error}") from None
+
+
+def check_budgets(config: EngineConfig, max_model_len: int) -> None:
+    """Raises ``ConfigError`` where a step's token budget is too small for what it must hold."""
+    if config.pin_prefix and not config.enable_prefix_caching:
+        raise ConfigError("--pin-prefix needs prefix caching: leave out --no-enable-prefix-caching")
+    if config.pin_prefix and config.kv_allocation != "paged":
+        raise ConfigError(f"--kv-allocation {config.kv_allocation} has no prefix caching: leave out --pin-prefix")
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens {config.max_num_batched_tokens} must be at least --max-num-seqs {config.max_num_seqs}"
+        )
+    if config.kv_allocation != "paged" and config.preemption_mode == "swap":
+        raise ConfigError(
+            f"--kv-allocation {config.kv_allocation} reserves all memory in advance and never preempts: leave out "
+            "--preemption-mode swap"
         )
     if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
         raise ConfigError(
@@ -361,11 +422,19 @@ def resolve_num_blocks(config: EngineConfig, spec: KVCacheSpec, *, max_model_len
     elif config.kv_cache_memory_bytes is not None:
         num_blocks = config.kv_cache_memory_bytes // spec.bytes_per_block
     else:
-        useful = config.max_num_seqs * per_sequence
+        useful = (config.max_num_seqs + len(config.pin_prefix)) * per_sequence
         num_blocks = min(useful, max(0, int(memory * fraction) - weight_bytes) // spec.bytes_per_block)
     if num_blocks < per_sequence:
         raise ConfigError(_pool_too_small(config, spec, num_blocks, max_model_len, memory, weight_bytes))
     return num_blocks
+
+
+def _fits_as(dtype: str, config: EngineConfig, spec: KVCacheSpec, num_blocks: int, max_model_len: int) -> bool:
+    """Whether a pool of the same bytes would do with keys and values in ``dtype``."""
+    if config.num_gpu_blocks_override is not None:
+        return False
+    needed = -(-max_model_len // config.block_size) * replace(spec, dtype=dtype).bytes_per_block
+    return needed <= num_blocks * spec.bytes_per_block
 
 
 def _pool_too_small(
@@ -376,11 +445,12 @@ def _pool_too_small(
     ways = []
     if num_blocks > 0:
         ways.append(f"--max-model-len {num_blocks * config.block_size}")
+    smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(spec.dtype)
+    if smaller and _fits_as(smaller, config, spec, num_blocks, max_model_len):
+        ways.append(f"--kv-cache-dtype {smaller}")
     enough = (needed + weight_bytes) / memory + 0.01 if memory else 2.0
     if enough <= 1.0:
         ways += [f"--gpu-memory-utilization {enough:.2f}", f"--kv-cache-memory-bytes {needed}"]
-    if spec.dtype == "float32":
-        ways.append("--kv-cache-dtype bfloat16")
     left = int((memory - weight_bytes) * 0.9) // spec.bytes_per_block
     if not ways and left > 0:
         ways.append(f"--max-model-len {left * config.block_size} --kv-cache-memory-bytes {left * spec.bytes_per_block}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.build import load, open_frontend
+from octavo.build import load, open_frontend, pin_prefixes
 from octavo.config import ConfigError, EngineConfig
 from octavo.detokenizer import TextStream
 from octavo.outputs import (
@@ -22,6 +22,7 @@ from octavo.outputs import (
     TokenDelta,
     best_branches,
 )
+from octavo.prefix_files import chat_prefix, read_prefixes, text_prefix
 from octavo.request import Request
 from octavo.sampling_params import BeamSearchParams, ParameterError, SamplingParams
 from octavo.step import TokenLogprobs
@@ -133,10 +134,12 @@ class LLM:
                 raise ConfigError(f"LLM has no argument {name!r}; it has: {', '.join(sorted(known))}")
         self.config = EngineConfig(model=model, **config)
         frontend = open_frontend(self.config)
+        prefixes = read_prefixes(self.config.pin_prefix, frontend.tokenizer)
         loaded = load(self.config)
         self.facts = loaded.facts
         self.max_model_len = loaded.max_model_len
         self._engine = loaded.engine
+        pin_prefixes(self._engine, self.config, prefixes)
         self._tokenizer: Tokenizer = frontend.tokenizer
         self._model_config = loaded.model_config
         self._request_ids = count()
@@ -259,8 +262,30 @@ class LLM:
         )
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix."""
-        self._engine.scheduler.kv.device.forget_cached()
+        """Forget every cached prefix but the pinned ones."""
+        self._engine.scheduler.kv.forget_cached()
+
+    def pin_prefix(self, prefix: str | Sequence[int] | Sequence[Message]) -> int:
+        """Compute a prefix (text, token ids, or the messages that chats begin with) and keep its KV blocks on the device until
+        it is unpinned: no memory pressure evicts them. Returns how many tokens they hold, a multiple of ``block_size``.
+
+        Raises:
+            ParameterError: there is nothing to pin, or no room would be left for a sequence of ``max_model_len``.
+        """
+        return self._engine.pin_prefix(self._prefix_ids(prefix))
+
+    def unpin_prefix(self, prefix: str | Sequence[int] | Sequence[Message]) -> bool:
+        """Let the blocks of a pinned prefix be evicted like any others. Returns whether it was pinned."""
+        return self._engine.unpin_prefix(self._prefix_ids(prefix))
+
+    def _prefix_ids(self, prefix: str | Sequence[int] | Sequence[Message]) -> list[int]:
+        if isinstance(prefix, str):
+            return text_prefix(self._tokenizer, prefix)
+        if prefix and isinstance(prefix[0], dict):
+            return chat_prefix(self._tokenizer, prefix)  # type: ignore[arg-type]  # narrowed by its first item
+        ids = [int(token) for token in prefix]  # type: ignore[arg-type]  # narrowed by its first item
+        self._check_against_model(ids, SamplingParams())
+        return ids
 
     def shutdown(self) -> None:
         """End the worker thread; the engine cannot be used any more."""

@@ -13,8 +13,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The engine after a step. The first group are gauges, the second are counters since the engine was built.
 
     ``blocks_*`` count device blocks: used + cached + free = total, where ``cached`` blocks are free to take but keep a prefix,
-    and ``shared`` (a part of used) have more than one owner. ``token_slots_used`` are slots of used blocks that hold a token.
-    ``prefix_cache_queries`` and ``prefix_cache_hits`` are in tokens, swaps in blocks.
+    and ``shared`` and ``pinned`` (parts of used) have more than one owner or stay for good. ``token_slots_used`` are slots of
+    used blocks that hold a token. ``block_references`` are the entries of all block tables, ``blocks_referenced`` the blocks
+    behind them. ``prefix_cache_queries`` and ``prefix_cache_hits`` are in tokens, swaps in blocks.
     """
 
     num_running: int = 0
@@ -23,9 +24,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     blocks_total: int = 0
     blocks_used: int = 0
     blocks_shared: int = 0
+    blocks_pinned: int = 0
     blocks_cached: int = 0
     blocks_free: int = 0
     token_slots_used: int = 0
+    block_references: int = 0
+    blocks_referenced: int = 0
 
     steps: int = 0
     prompt_tokens: int = 0
@@ -37,6 +41,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     swaps_in: int = 0
     swaps_out: int = 0
     copy_on_writes: int = 0
+
+    @property
+    def memory_saved(self) -> float:
+        """Share of the blocks that the running sequences would hold without sharing, and do not, in [0, 1)."""
+        return 1.0 - self.blocks_referenced / self.block_references if self.block_references else 0.0
 
 
 COUNTERS = EngineStats.__struct_fields__[EngineStats.__struct_fields__.index("steps") :]

@@ -188,7 +188,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def width_name(self) -> str:
         """The field that says how many sequences are computed, for error messages."""
-        return "beam_width" if self.beam is not None else "best_of" if self.selects else "n"
+        if self.best_of is not None:
+            return "best_of"
+        return "n" if self.beam is None else "beam_width"
 
     @property
     def greedy(self) -> bool:

@@ -13,9 +13,10 @@ import pytest
 
 from octavo import build
 from octavo.backends.base import Backend
-from octavo.config import EngineConfig, KVCacheDtype, ModelConfig
+from octavo.config import EngineConfig, KVAllocation, KVCacheDtype, ModelConfig
 from octavo.engine.engine import Engine
 from octavo.layers.loader import WeightFormat
+from octavo.memory.contiguous import RESERVATIONS
 from octavo.models import Model, load_model
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
@@ -166,6 +167,13 @@ def test_preempted(loaded: LoadedModel, alone: Outputs, mode: str, overlap: bool
     stats = engine.stats()
     assert stats.preemptions > 0
     assert (stats.swaps_in > 0) == (mode == "swap")
+
+
+@pytest.mark.parametrize("kv_allocation", RESERVATIONS)
+def test_contiguous(loaded: LoadedModel, alone: Outputs, kv_allocation: KVAllocation) -> None:
+    overlap = kv_allocation in ("orca-pow2", "fastertransformer")
+    engine = engine_with(loaded, num_blocks=200, kv_allocation=kv_allocation, async_scheduling=overlap)
+    assert_same(run(engine, requests()), alone)
 
 
 def test_speculated(loaded: LoadedModel, alone: Outputs) -> None:

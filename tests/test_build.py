@@ -8,6 +8,9 @@ import pytest
 from octavo import build
 from octavo.backends.base import KVCacheSpec
 from octavo.config import ConfigError, EngineConfig, ModelConfig
+from octavo.memory.contiguous import RESERVATIONS, ContiguousKVManager
+from octavo.memory.interface import KVManager
+from octavo.memory.kv_cache_manager import KVCacheManager
 
 GIB = 2**30
 MODEL = ModelConfig(
@@ -73,6 +76,14 @@ def test_a_pool_that_is_too_small_is_told_with_commands_that_work(changes: dict[
         assert resolve(**machine, **command)[0] > 0
 
 
+def test_keys_and_values_in_8_bits_are_proposed_where_they_would_do() -> None:
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype int8"):
+        resolve(kv_cache_memory_bytes=1_500_000)
+    assert resolve(kv_cache_memory_bytes=1_500_000, kv_cache_dtype="int8")[0] >= 256
+    with pytest.raises(ConfigError, match=r"^(?!.*--kv-cache-dtype)"):
+        resolve(kv_cache_memory_bytes=1_000_000)
+
+
 def test_a_model_that_leaves_no_room_is_said_to() -> None:
     with pytest.raises(ConfigError, match="no room is left"):
         resolve(memory=20 * 2**20, weights=20 * 2**20)
@@ -97,3 +108,26 @@ def test_three_ways_when_the_machine_has_room() -> None:
 def test_dtype(asked: Any, stored: Any, expected: str) -> None:
     model = ModelConfig(**{name: getattr(MODEL, name) for name in MODEL.__struct_fields__} | {"dtype": stored})
     assert build.resolve_dtype(EngineConfig(model="m", dtype=asked), model) == expected
+
+
+def manager(num_blocks: int, **changes: Any) -> KVManager:
+    config = EngineConfig(model="m", max_model_len=1000, max_num_seqs=4, **changes)
+    return build.make_kv_manager(config, max_model_len=1000, num_blocks=num_blocks, num_host_blocks=0)
+
+
+def test_how_the_cache_is_allocated_is_chosen_by_name() -> None:
+    assert isinstance(manager(63), KVCacheManager)
+    for name in RESERVATIONS:
+        assert isinstance(manager(64, kv_allocation=name), ContiguousKVManager)
+    assert manager(63, kv_allocation="orca-oracle").device.num_blocks == 63, "shorter sequences fit"
+    for name in ("orca-max", "fastertransformer"):
+        message = f"{name} reserves 64 blocks .* only 63: set --max-model-len 512 or --num-gpu-blocks-override 64"
+        with pytest.raises(ConfigError, match=message):
+            manager(63, kv_allocation=name)
+
+
+def test_what_is_reserved_is_never_swapped_and_never_shared() -> None:
+    with pytest.raises(ConfigError, match="leave out --pin-prefix"):
+        build.check_budgets(EngineConfig(model="m", kv_allocation="orca-max", pin_prefix=("file",)), 100)
+    with pytest.raises(ConfigError, match="leave out --preemption-mode swap"):
+        build.check_budgets(EngineConfig(model="m", kv_allocation="orca-max", preemption_mode="swap"), 100)

@@ -117,6 +117,27 @@ def test_a_prefix_is_computed_once(llm: LLM) -> None:
     assert texts([first]) == texts([second])
 
 
+def test_a_pinned_prefix_stays(llm: LLM) -> None:
+    system = {"role": "system", "content": "You answer every question with exactly one word. " * 8}
+    tokens = llm.pin_prefix([system])
+    assert tokens >= 64 and tokens % 16 == 0
+    llm.reset_prefix_cache()
+    output = llm.chat([system, {"role": "user", "content": "Hello"}], GREEDY, use_tqdm=False)[0]
+    assert output.num_cached_tokens == tokens
+    assert output.metrics is not None and output.metrics.blocks_shared == tokens // 16
+    assert llm._engine.stats().blocks_used == tokens // 16
+    assert llm.unpin_prefix([system]) and not llm.unpin_prefix([system])
+    assert llm._engine.stats().blocks_used == 0
+    text = "The capital of France is the city of Paris, and that of Germany is the city of Berlin."
+    assert llm.pin_prefix(text) == 16 and llm.unpin_prefix(text)
+    assert llm.pin_prefix(list(range(500, 520))) == 16
+    assert llm.unpin_prefix(list(range(500, 520)))
+    with pytest.raises(ParameterError, match="out of vocabulary"):
+        llm.pin_prefix([10**6] * 16)
+    with pytest.raises(ParameterError, match="nothing to pin"):
+        llm.pin_prefix("short")
+
+
 def test_chat_uses_the_template(llm: LLM) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     (output,) = llm.chat(question, GREEDY, use_tqdm=False)

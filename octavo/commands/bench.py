@@ -29,12 +29,14 @@ MEASUREMENTS = {
         "Compute a whole batch at once and say how many tokens a second that gave.",
         ThroughputOptions,
         "octavo.bench.throughput",
+        decides=("pin_prefix",),
     ),
     "latency": Measurement(
         "seconds that one batch takes, and when its tokens come",
         "Compute one batch again and again and say how long it took: the whole, the first token, from token to token.",
         LatencyOptions,
         "octavo.bench.latency",
+        decides=("pin_prefix",),
     ),
     "roofline": Measurement(
         "how near to this machine's limits each part of a step is",
@@ -47,6 +49,7 @@ MEASUREMENTS = {
             "max_num_seqs",
             "max_num_batched_tokens",
             "enable_prefix_caching",
+            "pin_prefix",
             "gpu_memory_utilization",
             "kv_cache_memory_bytes",
             "num_gpu_blocks_override",

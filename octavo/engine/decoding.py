@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from octavo.engine.beam import BeamSearchState, Ends
 from octavo.engine.sequence import Sequence, SequenceGroup, branch_seed
-from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.memory.interface import KVManager
 from octavo.sampling_params import SamplingParams
 from octavo.step import PENDING, Candidates
 
@@ -30,7 +30,7 @@ class Planned:
     num_drafts: int = 0
 
 
-def fork_branches(group: SequenceGroup, parent: Sequence, kv: KVCacheManager, seq_ids: Iterator[int]) -> None:
+def fork_branches(group: SequenceGroup, parent: Sequence, kv: KVManager, seq_ids: Iterator[int]) -> None:
     """At the end of the prompt: every branch begins as a copy of the first and shares all of its blocks."""
     for branch in range(1, group.num_sequences):
         child = _fork(parent, kv, next(seq_ids), branch=branch, seed=branch_seed(group.request.seed, branch))
@@ -38,7 +38,7 @@ def fork_branches(group: SequenceGroup, parent: Sequence, kv: KVCacheManager, se
         group.sequences.append(child)
 
 
-def _fork(parent: Sequence, kv: KVCacheManager, seq_id: int, *, branch: int, seed: int) -> Sequence:
+def _fork(parent: Sequence, kv: KVManager, seq_id: int, *, branch: int, seed: int) -> Sequence:
     """A copy of ``parent`` that shares all of its blocks."""
     child = Sequence(
         seq_id=seq_id,
@@ -68,7 +68,7 @@ def round_is_complete(group: SequenceGroup, seq: Sequence, found: Candidates) ->
     return not found.sound or len(group.candidates) == len(group.live)
 
 
-def advance_beams(group: SequenceGroup, search: BeamSearchState, kv: KVCacheManager, seq_ids: Iterator[int]) -> None:
+def advance_beams(group: SequenceGroup, search: BeamSearchState, kv: KVManager, seq_ids: Iterator[int]) -> None:
     """Play one round of the search and let the sequences follow: first those without a survivor are freed, so that no more
     than the beam width ever hold rows and blocks; then the first survivor of a beam goes on in its sequence, and each other
     is a fork of it."""

@@ -4,18 +4,25 @@ Owns the queue; the scheduler decides, the executor computes. One thread calls i
 with two the next step is planned while the current one is computed.
 """
 
+import time
 from collections import deque
+from collections.abc import Sequence
 
 from octavo.engine.scheduler import Scheduler
 from octavo.executor.base import Executor, PendingOutput
 from octavo.metrics import EngineStats
 from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
+from octavo.sampling_params import SamplingParams
 from octavo.step import SchedulerOutput
 
 
 class EngineStuckError(RuntimeError):
     """There is work, nothing is in flight and nothing can be planned. A bug; waiting would never end it."""
+
+
+class EngineBusyError(RuntimeError):
+    """What was asked for needs an engine that has nothing else to do."""
 
 
 class Engine:
@@ -54,6 +61,38 @@ class Engine:
             return []
         plan, future = self._in_flight.popleft()
         return self.scheduler.commit(plan, future.result())
+
+    def pin_prefix(self, token_ids: Sequence[int], *, cache_scope: str = "") -> int:
+        """Compute a prefix and keep its full blocks in the device pool; returns how many tokens they hold. Nothing else may be
+        under way.
+
+        Raises:
+            ParameterError: it cannot be pinned; nothing is.
+            EngineBusyError: there is other work.
+        """
+        if self.scheduler.has_work:
+            raise EngineBusyError("a prefix can only be pinned while nothing is generated")
+        self.scheduler.limits.check_pin(token_ids, cache_scope)
+        kv = self.scheduler.kv
+        tokens = list(token_ids[: len(token_ids) // kv.block_size * kv.block_size])
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        self.add(
+            Request(
+                id="pinned-prefix",
+                prompt_token_ids=tokens,
+                params=params,
+                seed=0,
+                arrival_time=time.monotonic(),
+                cache_scope=cache_scope,
+            )
+        )
+        while self.has_work:
+            self.step()
+        return kv.pin(tokens, cache_scope)
+
+    def unpin_prefix(self, token_ids: Sequence[int], *, cache_scope: str = "") -> bool:
+        """Let go of a pinned prefix, which then is cached like any other. Returns whether it was pinned."""
+        return self.scheduler.kv.unpin(token_ids, cache_scope)
 
     def stats(self) -> EngineStats:
         return self.scheduler.snapshot()

@@ -13,13 +13,17 @@ from itertools import count
 
 from octavo.config import EngineConfig
 from octavo.engine import decoding, ngram
+from octavo.engine.batching import Batching, BatchLevel, IterationLevel
 from octavo.engine.decoding import Planned
 from octavo.engine.deltas import beam_deltas, deltas_of, request_metrics
+from octavo.engine.limits import Limits
 from octavo.engine.policy import POLICIES
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup, branch_seed
 from octavo.engine.stopping import finish_reason
 from octavo.engine.swap_cost import SwapCost
-from octavo.memory.kv_cache_manager import KVCacheManager, KVUsage
+from octavo.memory.interface import KVManager
+from octavo.memory.kv_cache_manager import KVUsage
+from octavo.memory.slots import KVSlots
 from octavo.metrics import EngineStats
 from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
@@ -49,7 +53,7 @@ class Scheduler:
     def __init__(
         self,
         config: EngineConfig,
-        kv: KVCacheManager,
+        kv: KVManager,
         *,
         max_model_len: int,
         eos_token_ids: tuple[int, ...] = (),
@@ -59,9 +63,10 @@ class Scheduler:
         self._clock = clock
         self.counters = Counters()
         self._config = config
-        self._max_model_len = max_model_len
+        self.limits = Limits(kv, max_model_len=max_model_len, max_num_seqs=config.max_num_seqs)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._key: Callable[[SequenceGroup], tuple[int, ...]] = POLICIES[config.scheduling_policy]
+        self._batching: Batching = BatchLevel() if config.kv_allocation == "fastertransformer" else IterationLevel()
         self._waiting: list[SequenceGroup] = []
         self._running: list[SequenceGroup] = []
         self._swapped: list[SequenceGroup] = []
@@ -76,7 +81,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._groups)
+        return bool(self._groups) or self._batching.has_deltas
 
     @property
     def live_sequences(self) -> list[Sequence]:
@@ -91,11 +96,8 @@ class Scheduler:
         if request.id in self._groups:
             raise ParameterError(f"request id {request.id!r} is already in use", param="request_id", value=request.id)
         params, prompt_len = request.params, len(request.prompt_token_ids)
-        limit = self._max_model_len
-        if params.max_tokens is not None:
-            limit = min(limit, prompt_len + params.max_tokens)
         num_sequences = 1 if params.greedy and params.beam is None else params.num_branches
-        self._refuse_what_never_fits(request, limit, num_sequences)
+        limit = self.limits.check(request, num_sequences)
         group = SequenceGroup(
             request=request,
             order=next(self._orders),
@@ -114,42 +116,19 @@ class Scheduler:
             cache_root=self.kv.cache_root(request.cache_scope),
             usage=KVUsage(),
             max_len=limit,
+            group_size=num_sequences,
+            reforks=params.beam is not None,
         )
         group.sequences.append(first)
         self._groups[request.id] = group
         self._enqueue(group, GroupStatus.WAITING)
 
-    def _refuse_what_never_fits(self, request: Request, limit: int, num_sequences: int) -> None:
-        prompt_len, width = len(request.prompt_token_ids), request.params.width_name
-        if prompt_len == 0:
-            raise ParameterError("The prompt is empty.", param="prompt", value="")
-        if prompt_len >= self._max_model_len:
-            raise ParameterError(
-                f"This model's maximum context length is {self._max_model_len} tokens. However, your prompt contains "
-                f"{prompt_len} input tokens, which leaves no room for output. Please reduce the length of the prompt.",
-                param="input_tokens",
-                value=prompt_len,
-            )
-        if num_sequences > self._config.max_num_seqs:
-            raise ParameterError(
-                f"{width}={num_sequences} sequences cannot run at once: max_num_seqs is {self._config.max_num_seqs}.",
-                param=width,
-                value=num_sequences,
-            )
-        shared = prompt_len // self.kv.block_size if num_sequences > 1 else 0
-        # The last token is never computed, so it needs no slot.
-        needed = shared + num_sequences * (self.kv.num_blocks_for(limit - 1) - shared)
-        if needed > self.kv.device.num_blocks:
-            raise ParameterError(
-                f"The request needs up to {needed} KV blocks of {self.kv.block_size} tokens ({num_sequences} x {limit} tokens)"
-                f", but there are only {self.kv.device.num_blocks}. Please reduce max_tokens, {width} or the prompt.",
-                param="max_tokens" if num_sequences == 1 else width,
-                value=needed,
-            )
-
     def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None:
         """End a request, or one branch of it, at once; unknown ids are ignored. No delta is sent for what is aborted.
         Returns the request's metrics if nothing of it is left."""
+        return self._batching.abort(request_id, branch, self._abort(request_id, branch))
+
+    def _abort(self, request_id: str, branch: int | None) -> RequestMetrics | None:
         group = self._groups.get(request_id)
         if group is None:
             return None
@@ -193,9 +172,11 @@ class Scheduler:
         planned: list[Planned] = []
         scheduled: list[ScheduledSequence] = []
         budget, yielded = self._schedule_running(self._config.max_num_batched_tokens, planned, scheduled)
-        if not yielded:
+        if not yielded and self._batching.admits(idle=not self._running):
             self._resume_and_admit(budget, planned, scheduled)
-        if not scheduled and not self.kv.has_copies:
+            num_tokens = sum(len(seq.token_ids) for seq in scheduled)
+            self._batching.planned(is_full=num_tokens >= self._config.max_num_batched_tokens)
+        if not scheduled and not self.kv.has_copies and not self._batching.has_due:
             return None
         plan = SchedulerOutput(
             step_id=next(self._step_ids),
@@ -395,16 +376,13 @@ class Scheduler:
         """Free blocks to leave for what already runs. None when nothing does: an empty device refuses nobody."""
         if not self._running:
             return 0
-        promised = sum(
-            max(0, self.kv.num_blocks_for(len(seq.token_ids)) - len(seq.blocks))
-            for group in self._running
-            for seq in group.sequences
-            if not seq.finished
-        )
-        return promised + max(1, self.kv.device.num_blocks // 100)
+        return self.kv.slack(self._resident())
+
+    def _resident(self) -> list[Sequence]:
+        return [seq for group in self._running for seq in group.sequences if not seq.finished]
 
     def _resume(self, group: SequenceGroup) -> bool:
-        needed = self.kv.num_distinct_blocks(group.live) + len(group.live) * bool(self._running)
+        needed = self.kv.num_to_swap_in(group.live) + len(group.live) * bool(self._running)
         if needed + self._slack() > self.kv.device.num_free:
             return False
         self._swapped.remove(group)
@@ -455,7 +433,7 @@ class Scheduler:
                 self._commit_verified(entry, output.token_ids[index], logprobs, now, deltas)
             else:
                 self._commit_drawn(entry, output.token_ids[index], logprobs, now, deltas)
-        return deltas
+        return self._batching.deliver(deltas, idle=not self._running, now=now)
 
     def _commit_drawn(
         self, entry: Planned, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float, deltas: list[TokenDelta]
@@ -539,11 +517,18 @@ class Scheduler:
 
     # ---------------------------------------------------------------------------------------------------------- statistics
 
+    def kv_slots(self) -> KVSlots:
+        """What the KV cache's slots hold at this moment. Free ones are in demand while a group is swapped out, or while the
+        next that waits does not fit (what it may find in the prefix cache is not looked up)."""
+        waiting = [(seq, len(seq.token_ids)) for group in self._waiting[:1] for seq in group.live[:1]]
+        short = bool(self._swapped) or (bool(waiting) and not self.kv.fits(waiting, spare=self._slack()))
+        return self.kv.slots(self._resident(), short=short)
+
     def snapshot(self) -> EngineStats:
         """The counters as they stand, with the gauges of this moment."""
         kv = self.kv
-        resident = [seq for group in self._running for seq in group.sequences if not seq.finished]
         counted = self.counters
+        references, blocks_referenced = kv.sharing()
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
@@ -551,9 +536,12 @@ class Scheduler:
             blocks_total=kv.device.num_blocks,
             blocks_used=kv.device.num_used,
             blocks_shared=kv.device.num_shared,
+            blocks_pinned=kv.num_pinned,
             blocks_cached=kv.device.num_cached,
             blocks_free=kv.device.num_free - kv.device.num_cached,
-            token_slots_used=kv.token_slots_used(resident),
+            token_slots_used=kv.token_slots_used(self._resident()),
+            block_references=references,
+            blocks_referenced=blocks_referenced,
             steps=counted.steps,
             prompt_tokens=counted.prompt_tokens,
             generation_tokens=counted.generation_tokens,

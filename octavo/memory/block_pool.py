@@ -33,6 +33,7 @@ class BlockPool:
         self._by_hash: dict[bytes, Block] = {}
         self._num_cached_free = 0
         self._num_shared = 0
+        self._num_references = 0
 
     @property
     def num_blocks(self) -> int:
@@ -54,8 +55,13 @@ class BlockPool:
 
     @property
     def num_shared(self) -> int:
-        """Blocks that more than one block table refers to."""
+        """Blocks with more than one reference."""
         return self._num_shared
+
+    @property
+    def num_references(self) -> int:
+        """References to all blocks: what the pool would have to hold if nothing were shared."""
+        return self._num_references
 
     def allocate(self) -> Block:
         """Hand out the least recently freed block with one reference; its old content is forgotten."""
@@ -67,6 +73,7 @@ class BlockPool:
             block.hash = None
             self._num_cached_free -= 1
         block.ref_count = 1
+        self._num_references += 1
         return block
 
     def ref(self, block: Block) -> Block:
@@ -78,6 +85,7 @@ class BlockPool:
         elif block.ref_count == 1:
             self._num_shared += 1
         block.ref_count += 1
+        self._num_references += 1
         return block
 
     def unref(self, block: Block) -> None:
@@ -85,6 +93,7 @@ class BlockPool:
         if block.ref_count <= 0:
             raise OutOfBlocksError(f"block {block.id} was released more often than it was taken")
         block.ref_count -= 1
+        self._num_references -= 1
         if block.ref_count == 1:
             self._num_shared -= 1
         elif block.ref_count == 0:
@@ -118,7 +127,8 @@ class BlockPool:
         self._num_cached_free = 0
 
     def check(self, tables: Iterable[Iterable[Block]]) -> None:
-        """Raise ``AssertionError`` unless the pool agrees with ``tables``, all block tables that live in this pool."""
+        """Raise ``AssertionError`` unless the pool agrees with ``tables``: all block tables that live in this pool, and
+        whatever else holds references to its blocks."""
         references = [0] * len(self.blocks)
         for table in tables:
             for block in table:
@@ -135,7 +145,7 @@ class BlockPool:
             cached += block.ref_count == 0 and block.hash is not None
         if any(block.hash != digest for digest, block in self._by_hash.items()):
             raise AssertionError("the prefix cache finds a block under a hash that it does not have")
-        if (shared, cached) != (self._num_shared, self._num_cached_free):
-            raise AssertionError(
-                f"counted {shared} shared and {cached} cached, kept {self._num_shared} and {self._num_cached_free}"
-            )
+        counted = (shared, cached, sum(references))
+        kept = (self._num_shared, self._num_cached_free, self._num_references)
+        if counted != kept:
+            raise AssertionError(f"counted {counted} shared, cached and references, kept {kept}")

@@ -1,6 +1,6 @@
 """Which block of the KV cache holds which tokens of which sequence.
 
-Owns both block pools (device and host), every sequence's block table and the copies that the next step must carry out.
+Owns both block pools (device and host), every sequence's block table, pinned prefixes and the copies of the next step.
 Knows neither scheduling nor tensors. Invariants: a block that is about to be written has one reference and no hash; a block
 has a hash only when it is full, its tokens are known and its step is complete; ``check()`` states the rest.
 """
@@ -15,6 +15,8 @@ import numpy as np
 
 from octavo.memory.block_pool import Block, BlockPool
 from octavo.memory.block_table import BlockTables
+from octavo.memory.pins import PinnedPrefixes
+from octavo.memory.slots import KVSlots, free_slots
 from octavo.step import BlockCopies
 
 
@@ -28,9 +30,14 @@ class KVUsage:
 
 
 class KVSequence(Protocol):
-    """What the manager needs of a sequence. It alone writes the fields from ``blocks`` to ``on_host``."""
+    """What a manager needs of a sequence. It alone writes the fields from ``blocks`` to ``on_host``; ``max_len``,
+    ``group_size`` and ``reforks`` are for those that reserve in advance."""
 
     token_ids: list[int]
+    prompt_len: int
+    max_len: int
+    group_size: int
+    reforks: bool
     num_computed: int
     blocks: list[Block]
     hashes: list[bytes]
@@ -67,6 +74,7 @@ class KVCacheManager:
         self.block_size = block_size
         self.device = BlockPool(num_blocks)
         self.host = BlockPool(num_host_blocks)
+        self.pinned = PinnedPrefixes(self.device)
         self.tables = BlockTables(num_rows, max_blocks)
         self.enable_prefix_caching = enable_prefix_caching
         self.counters = CopyCounters()
@@ -112,6 +120,17 @@ class KVCacheManager:
                 writers[block.id] = (block, writers.get(block.id, (block, 0))[1] + 1)
         # Of a block's holders the last one left writes in place.
         return total + sum(min(count, block.ref_count - 1) for block, count in writers.values())
+
+    def blocks_needed(self, *, prompt_len: int, max_len: int, num_sequences: int) -> int:
+        """The smallest pool in which such a group can run alone: full blocks of the prompt once, the rest for each sequence.
+        The last token is never computed, so it needs no slot."""
+        shared = prompt_len // self.block_size if num_sequences > 1 else 0
+        return shared + num_sequences * (self.num_blocks_for(max_len - 1) - shared)
+
+    def slack(self, running: Iterable[KVSequence]) -> int:
+        """Free blocks to leave for what runs when more begins: those that it lacks already, and a hundredth of the pool."""
+        promised = sum(max(0, self.num_blocks_for(len(seq.token_ids)) - len(seq.blocks)) for seq in running)
+        return promised + max(1, self.device.num_blocks // 100)
 
     def fits(self, wanted: Iterable[tuple[KVSequence, int]], *, spare: int = 0) -> bool:
         """Whether there is room to compute n more tokens of each sequence and ``spare`` blocks beside it."""
@@ -195,13 +214,16 @@ class KVCacheManager:
         return seq.num_computed
 
     def _digest(self, seq: KVSequence, index: int) -> bytes:
-        """SHA-256 over (parent digest, tokens) of block ``index``; the first parent carries model and scope."""
+        """The digest of block ``index``, kept with the sequence."""
         while len(seq.hashes) <= index:
-            i = len(seq.hashes)
             parent = seq.hashes[-1] if seq.hashes else seq.cache_root
-            tokens = array("i", seq.token_ids[i * self.block_size : (i + 1) * self.block_size])
-            seq.hashes.append(sha256(parent + tokens.tobytes()).digest())
+            seq.hashes.append(self._next_digest(parent, seq.token_ids, len(seq.hashes)))
         return seq.hashes[index]
+
+    def _next_digest(self, parent: bytes, token_ids: Sequence[int], index: int) -> bytes:
+        """SHA-256 over (parent digest, tokens) of block ``index``; the first parent carries model and scope."""
+        tokens = array("i", token_ids[index * self.block_size : (index + 1) * self.block_size])
+        return sha256(parent + tokens.tobytes()).digest()
 
     def publish(self, seq: KVSequence, num_tokens: int) -> None:
         """The first ``num_tokens`` are known and their step is complete: full blocks among them may be found by others."""
@@ -212,11 +234,68 @@ class KVCacheManager:
             self.device.publish(seq.blocks[index], self._digest(seq, index))
         seq.num_published = max(seq.num_published, full)
 
+    # ---------------------------------------------------------------------------------------------------- pinned prefixes
+
+    def pin(self, token_ids: Sequence[int], scope: str = "") -> int:
+        """Keep the full blocks of a prefix that has just been computed; returns how many tokens they hold.
+
+        Raises:
+            LookupError: a block of it is not in the prefix cache.
+        """
+        digests = self._prefix_digests(token_ids, scope)
+        if digests:
+            self.pinned.add(digests)
+        return len(digests) * self.block_size
+
+    def unpin(self, token_ids: Sequence[int], scope: str = "") -> bool:
+        """Let go of a prefix; returns whether it was pinned."""
+        return self.pinned.remove(self._prefix_digests(token_ids, scope))
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that stay for good."""
+        return self.pinned.num_blocks
+
+    def num_pinned_with(self, token_ids: Sequence[int], scope: str = "") -> int:
+        """Blocks that would be pinned if this prefix were too."""
+        digests = self._prefix_digests(token_ids, scope)
+        return self.pinned.num_blocks + len(digests) - self.pinned.num_leading(digests)
+
+    def capacity_for(self, prompt: Sequence[int], scope: str = "") -> int:
+        """The most blocks that a request with this prompt can ever hold: all but those pinned for others."""
+        if not self.pinned.num_blocks:
+            return self.device.num_blocks
+        leading = self.pinned.num_leading(self._prefix_digests(prompt[:-1], scope))  # as many as match_prefix may take over
+        return self.device.num_blocks - self.pinned.num_blocks + leading
+
+    def _prefix_digests(self, token_ids: Sequence[int], scope: str) -> list[bytes]:
+        digests: list[bytes] = []
+        parent = self.cache_root(scope)
+        for index in range(len(token_ids) // self.block_size):
+            parent = self._next_digest(parent, token_ids, index)
+            digests.append(parent)
+        return digests
+
+    def forget_cached(self) -> None:
+        """Drop the prefix-cache index; blocks in use stay in use, and pinned prefixes can still be found."""
+        self.device.forget_cached()
+        self.pinned.publish_again()
+
     # ------------------------------------------------------------------------------------------------------------ swapping
 
     @staticmethod
     def num_distinct_blocks(seqs: Iterable[KVSequence]) -> int:
         return len({block.id for seq in seqs for block in seq.blocks})
+
+    def num_to_swap_in(self, seqs: Iterable[KVSequence]) -> int:
+        """Free device blocks that ``swap_in`` takes: none for what the device still holds for others."""
+        wanted: set[int] = set()
+        for seq in seqs:
+            for index, block in enumerate(seq.blocks):
+                held = self.device.lookup(seq.hashes[index]) if index < seq.num_published else None
+                if held is None or held.ref_count == 0:
+                    wanted.add(block.id)
+        return len(wanted)
 
     def swap_out(self, seqs: Sequence[KVSequence]) -> None:
         """Move a whole group to the host, sharing preserved. The caller has checked ``host.num_free``."""
@@ -276,6 +355,25 @@ class KVCacheManager:
                 unused[block_id] = min(empty, unused.get(block_id, empty))
         return self.device.num_used * self.block_size - sum(unused.values())
 
+    def slots(self, running: Sequence[KVSequence], *, short: bool) -> KVSlots:
+        """What the device pool holds at this moment. ``short``: the next in line waits and does not fit."""
+        size, pool = self.block_size, self.device
+        tokens = self.token_slots_used(running)
+        references, referenced = self.sharing()
+        return KVSlots(
+            total=pool.num_blocks * size,
+            tokens=tokens,
+            internal=pool.num_used * size - tokens,
+            saved=(references - referenced) * size,
+            **free_slots(num_free=pool.num_free * size, num_cached=pool.num_cached * size, short=short),
+        )
+
+    def sharing(self) -> tuple[int, int]:
+        """Entries of all block tables on the device, and the blocks that stand behind them: what n sequences would hold if
+        nothing were shared, and what they do hold."""
+        pinned = self.pinned
+        return self.device.num_references - pinned.num_blocks, self.device.num_used - pinned.num_unused
+
     def gather_tables(self, seqs: Sequence[KVSequence]) -> np.ndarray:
         """Block tables of ``seqs``, which all hold rows: int32[len(seqs), longest]."""
         width = max((len(seq.blocks) for seq in seqs), default=0)
@@ -283,7 +381,9 @@ class KVCacheManager:
 
     def check(self, seqs: Sequence[KVSequence]) -> None:
         """Raise ``AssertionError`` unless pools, tables and rows agree, given every sequence that holds blocks or a row."""
-        self.device.check(seq.blocks for seq in seqs if not seq.on_host)
+        self.device.check([*(seq.blocks for seq in seqs if not seq.on_host), self.pinned.blocks])
+        if any(block.hash is None for block in self.pinned.blocks):
+            raise AssertionError("a pinned block cannot be found")
         self.host.check(seq.blocks for seq in seqs if seq.on_host)
         rows = [seq.row for seq in seqs if seq.row >= 0]
         if len(set(rows)) != len(rows):

@@ -40,6 +40,9 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     queue_time: float | None = None
     preemptions: int = 0
     swaps: int = 0
+    blocks_allocated: int = 0
+    blocks_shared: int = 0
+    copy_on_writes: int = 0
     finish_reasons: list[str] = []
     client_gone: bool = False
 
@@ -64,6 +67,9 @@ class RequestRecord(msgspec.Struct, kw_only=True):
             "ttft_ms": _milliseconds(ttft),
             "itl_ms": _milliseconds(self.time_per_token),
             "preemptions": self.preemptions,
+            "blocks_allocated": self.blocks_allocated,
+            "blocks_shared": self.blocks_shared,
+            "copy_on_writes": self.copy_on_writes,
             "finish_reason": ",".join(sorted(set(self.finish_reasons))) or None,
             "client_gone": self.client_gone,
         }
@@ -87,6 +93,9 @@ class ServerMetrics:
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.responses: dict[int, int] = {}
         self.clients_gone = 0
+        self.blocks_allocated = 0
+        self.blocks_shared = 0
+        self.copy_on_writes = 0
         self.started_at = time.time()
 
     def inter_token(self, seconds: float, count: int) -> None:
@@ -102,6 +111,9 @@ class ServerMetrics:
         self.generation_tokens.observe(record.output_tokens)
         self.e2e_latency.observe(ended - record.arrival)
         self.clients_gone += record.client_gone
+        self.blocks_allocated += record.blocks_allocated
+        self.blocks_shared += record.blocks_shared
+        self.copy_on_writes += record.copy_on_writes
         for reason in record.finish_reasons:
             self.finished[reason] = self.finished.get(reason, 0) + 1
         self.finished["abort"] += max(0, record.n * record.model_requests - len(record.finish_reasons))

@@ -15,7 +15,7 @@ from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import ChatRequest
-from octavo.server.replies import Envelope, Usages, events_or_error, json_response
+from octavo.server.replies import Envelope, Usages, beams_of, events_or_error, json_response
 from octavo.server.responses import (
     ChatChoice,
     ChatChunk,
@@ -123,6 +123,9 @@ class ChatAnswer:
             pieces = []
             for update in updates:
                 self._note(update)
+                if update.beams is not None:
+                    pieces.append(self._beams_event(update))
+                    continue
                 if not self._begun[update.index]:
                     pieces += self._first_events(update.index)
                 if self._worth_a_chunk(update):
@@ -195,6 +198,11 @@ class ChatAnswer:
         chunk.usage = self._usage_so_far(update.index)
         if update.finish_reason is not None and not self._wants_usage():
             chunk.system_fingerprint = self._envelope.fingerprint
+        return sse.event(chunk)
+
+    def _beams_event(self, update: ChoiceUpdate) -> bytes:
+        chunk = self._new_chunk()
+        chunk.beams = beams_of(update, with_token_ids=bool(self._request.return_token_ids))
         return sse.event(chunk)
 
     def _new_chunk(self, *choices: ChatChunkChoice) -> ChatChunk:

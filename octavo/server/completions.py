@@ -16,7 +16,7 @@ from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import CompletionRequest
-from octavo.server.replies import Envelope, Usages, events_or_error, json_response
+from octavo.server.replies import Envelope, Usages, beams_of, events_or_error, json_response
 from octavo.server.responses import (
     CompletionChoice,
     CompletionChunk,
@@ -151,7 +151,7 @@ class CompletionAnswer:
         """What the engine is asked: it cannot generate nothing, so a prompt alone takes one token with it."""
         if not self.prompt_only:
             return self._request
-        return msgspec.structs.replace(self._request, max_tokens=1, min_tokens=None)
+        return msgspec.structs.replace(self._request, max_tokens=1, min_tokens=None, best_of=None, use_beam_search=None)
 
     def collect(self, updates: Sequence[ChoiceUpdate]) -> None:
         for update in updates:
@@ -184,7 +184,9 @@ class CompletionAnswer:
             pieces = []
             for update in updates:
                 self._note(update)
-                if self._worth_a_chunk(update):
+                if update.beams is not None:
+                    pieces.append(self._beams_event(update))
+                elif self._worth_a_chunk(update):
                     pieces.append(self._chunk(update))
             if pieces:
                 yield b"".join(pieces)
@@ -266,20 +268,24 @@ class CompletionAnswer:
         self._begun[index] = self._echoed[index] = True
         return self._event([choice], continuous=index)
 
-    def _event(self, choices: list[CompletionChunkChoice], *, continuous: int | None = None) -> bytes:
-        envelope, options = self._envelope, self._request.stream_options
-        usage = None
-        if continuous is not None and options and options.include_usage and options.continuous_usage_stats:
-            usage = self._usages.of(continuous)
-        chunk = CompletionChunk(
-            id=envelope.id,
-            created=envelope.created,
-            model=envelope.model,
-            choices=choices,
-            usage=usage,
-            warnings=envelope.once(),
-        )
+    def _beams_event(self, update: ChoiceUpdate) -> bytes:
+        chunk = self._new_chunk([])
+        chunk.beams = beams_of(update, with_token_ids=bool(self._request.return_token_ids))
+        if len(self._prompts) > 1:
+            chunk.prompt_index = update.index // self._n
         return sse.event(chunk)
+
+    def _event(self, choices: list[CompletionChunkChoice], *, continuous: int | None = None) -> bytes:
+        options, chunk = self._request.stream_options, self._new_chunk(choices)
+        if continuous is not None and options and options.include_usage and options.continuous_usage_stats:
+            chunk.usage = self._usages.of(continuous)
+        return sse.event(chunk)
+
+    def _new_chunk(self, choices: list[CompletionChunkChoice]) -> CompletionChunk:
+        envelope = self._envelope
+        return CompletionChunk(
+            id=envelope.id, created=envelope.created, model=envelope.model, choices=choices, warnings=envelope.once()
+        )
 
     def _last_events(self) -> bytes:
         envelope, options = self._envelope, self._request.stream_options

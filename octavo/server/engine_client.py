@@ -35,6 +35,9 @@ class Mailbox:
         self._settled.set()
 
     def put(self, delta: TokenDelta) -> None:
+        """Of a search's running beams only the latest are kept: all of them would grow with the square of the output."""
+        if delta.beams is not None:
+            self._deltas = [old for old in self._deltas if not _is_outdone(old, delta)]
         self._deltas.append(delta)
         self._wake()
 
@@ -83,6 +86,10 @@ class Mailbox:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _is_outdone(old: TokenDelta, new: TokenDelta) -> bool:
+    return old.beams is not None and old.request_id == new.request_id and old.prompt_logprobs is None
 
 
 class EngineClient(Protocol):
@@ -137,7 +144,9 @@ class RequestTable:
             raise ValueError(f"request id {request.id} is in use")
         self._unsettled[request.id] = mailbox
         mailbox.expect_account()
-        self._entries[request.id] = _Entry(request=request, mailbox=mailbox, open_branches=set(range(request.params.n)))
+        self._entries[request.id] = _Entry(
+            request=request, mailbox=mailbox, open_branches=set(range(request.params.num_outputs))
+        )
         self._pending += 1
 
     def deliver(self, delta: TokenDelta) -> None:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from octavo.config import ConfigError
 from octavo.metrics import EngineStats
@@ -30,6 +30,7 @@ from octavo.server.wire import (
     FrameReader,
     FromEngine,
     Load,
+    Pin,
     Progress,
     Ready,
     Refused,
@@ -44,6 +45,7 @@ from octavo.server.wire import (
 STATS_INTERVAL = 0.1
 """Seconds between two statistics while the engine works."""
 _RECEIVE = 1 << 20
+M = TypeVar("M", Load, Pin)
 
 
 class SteppedEngine(Protocol):
@@ -146,10 +148,16 @@ def _load(channel: Channel, started_at: float) -> SteppedEngine:
     from octavo import build
 
     imported = time.monotonic()
-    config = _first_message(channel).config
+    opening = _Opening(channel)
+    config = opening.load().config
     told = time.monotonic()
     loaded = build.load(config, progress=lambda phase, fraction: channel.send(Progress(phase, fraction)))
-    facts = loaded.facts
+    facts, phases = loaded.facts, loaded.facts["phases"]
+    if config.pin_prefix:
+        channel.send(Progress("pin prefixes", 0.0))
+        begun = time.monotonic()
+        build.pin_prefixes(loaded.engine, config, opening.pin().prefixes)
+        phases["pin prefixes"] = time.monotonic() - begun
     channel.send(
         Ready(
             started_at=started_at,
@@ -158,13 +166,36 @@ def _load(channel: Channel, started_at: float) -> SteppedEngine:
             num_device_blocks=facts["num_device_blocks"],
             num_host_blocks=facts["num_host_blocks"],
             block_size=config.block_size,
+            num_pinned_blocks=loaded.engine.stats().blocks_pinned,
             dtype=facts["dtype"],
             backend=facts["backend"],
             isa=facts["isa"],
-            phases={"import": imported - started_at, "find model": told - imported, **facts["phases"]},
+            phases={"import": imported - started_at, "find model": told - imported, **phases},
         )
     )
     return loaded.engine
+
+
+class _Opening:
+    """The messages before ``Ready``, one by one: ``Load`` and, if its configuration has prefixes to pin, ``Pin``."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._messages: list[ToEngine] = []
+
+    def load(self) -> Load:
+        return self._expect(Load)
+
+    def pin(self) -> Pin:
+        return self._expect(Pin)
+
+    def _expect(self, kind: type[M]) -> M:
+        while not self._messages:
+            self._messages = self._channel.receive(wait=True)
+        message = self._messages.pop(0)
+        if not isinstance(message, kind):
+            raise WireError(f"before Ready come Load and, if there is something to pin, Pin; not {type(message).__name__}")
+        return message
 
 
 def serve(sock: socket.socket, started_at: float) -> int:
@@ -182,15 +213,6 @@ def serve(sock: socket.socket, started_at: float) -> int:
         _last_words(channel, Fatal(kind="engine", message=f"{type(error).__name__}: {error}"))
         return ENGINE_FAULT
     return 0
-
-
-def _first_message(channel: Channel) -> Load:
-    messages: list[ToEngine] = []
-    while not messages:
-        messages = channel.receive(wait=True)
-    if len(messages) != 1 or not isinstance(messages[0], Load):
-        raise WireError("the first message is to be Load, and nothing may follow it before Ready")
-    return messages[0]
 
 
 def _last_words(channel: Channel, message: Fatal) -> None:

@@ -59,13 +59,15 @@ class _Snapshot(Collector):
             (("octavo_requests_swapped", "vllm:num_requests_swapped"), "Sequences swapped out.", stats.num_swapped),
             (("octavo_kv_cache_usage_ratio", "vllm:kv_cache_usage_perc"), "Used device blocks, 0 to 1.", usage),
             (("octavo_token_slots_used",), "Slots of used blocks that hold a token.", stats.token_slots_used),
+            (("octavo_kv_block_references",), "Entries of all block tables.", stats.block_references),
+            (("octavo_kv_memory_saved_ratio",), "Blocks saved by sharing, of those needed without it.", stats.memory_saved),
         ):
             for name in names:
                 yield self._gauge(name, help_text, value)
         blocks = GaugeMetricFamily(
-            "octavo_kv_blocks", "Device blocks; shared ones are a part of used.", labels=[*_LABELS, "state"]
+            "octavo_kv_blocks", "Device blocks; shared and pinned ones are parts of used.", labels=[*_LABELS, "state"]
         )
-        for state in ("total", "used", "shared", "cached", "free"):
+        for state in ("total", "used", "shared", "pinned", "cached", "free"):
             blocks.add_metric([*self._values, state], getattr(stats, f"blocks_{state}"))
         yield blocks
 
@@ -82,6 +84,9 @@ class _Snapshot(Collector):
             (("octavo_prefix_cache_hits", "vllm:prefix_cache_hits"), "Tokens found.", stats.prefix_cache_hits),
             (("octavo_preemptions", "vllm:num_preemptions"), "Groups preempted.", stats.preemptions),
             (("octavo_copy_on_writes",), "Shared blocks copied before a write.", stats.copy_on_writes),
+            (("octavo_request_blocks_allocated",), "Blocks handed out to ended requests.", metrics.blocks_allocated),
+            (("octavo_request_blocks_shared",), "Blocks that ended requests shared.", metrics.blocks_shared),
+            (("octavo_request_copy_on_writes",), "Shared blocks that ended requests copied.", metrics.copy_on_writes),
             (("octavo_steps",), "Steps of the engine.", stats.steps),
             (("octavo_clients_gone",), "Requests whose client left.", metrics.clients_gone),
             (("octavo_engine_restarts",), "Engine processes that were replaced.", self._service.status.restarts),

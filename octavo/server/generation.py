@@ -90,7 +90,7 @@ class Generation:
             with self._noting_failure():
                 deltas = await self._mailbox.get()
                 now = time.monotonic()
-                updates = [update for delta in deltas if (update := self._process(delta, now)) is not None]
+                updates = [update for delta in deltas for update in self._process(delta, now)]
             if updates:
                 yield updates
 
@@ -134,28 +134,27 @@ class Generation:
                 record.finish_reasons += ["error"] * (record.n * record.model_requests - len(record.finish_reasons))
             raise
 
-    def _process(self, delta: TokenDelta, now: float) -> ChoiceUpdate | None:
+    def _process(self, delta: TokenDelta, now: float) -> list[ChoiceUpdate]:
         if delta.error is not None:
             error_id = os.urandom(6).hex()
             self._log.error("engine_error", delta.error, request_id=self.record.request_id, error_id=error_id)
             raise errors.internal(error_id)
-        update = self._processors[delta.request_id].process(delta)
-        if update is None:
-            return None
-        if update.abort:
+        processed = self._processors[delta.request_id].process(delta)
+        if processed.abort:
             self._client.abort(delta.request_id, delta.branch)
-        self._clock(update, now)
         self.record.cached_tokens = max(self.record.cached_tokens, delta.num_cached_tokens)
-        if update.finish_reason is not None:
-            self.record.finish_reasons.append(update.finish_reason)
-        return update
+        for update in processed.updates:
+            self._clock(update, now)
+            if update.finish_reason is not None:
+                self.record.finish_reasons.append(update.finish_reason)
+        return processed.updates
 
     def _clock(self, update: ChoiceUpdate, now: float) -> None:
         """Times between tokens; several tokens at once share the time since the last."""
-        if not update.token_ids:
-            return
         record, count = self.record, len(update.token_ids)
-        record.output_tokens += count
+        record.output_tokens += count + update.num_discarded
+        if not count:
+            return
         if record.first_token is None:
             record.first_token = now
         last = self._last_token.get(update.index)
@@ -169,3 +168,6 @@ class Generation:
             record.queue_time = max(record.queue_time or 0.0, metrics.queue_time)
         record.preemptions += metrics.num_preemptions
         record.swaps += metrics.num_swaps
+        record.blocks_allocated += metrics.blocks_allocated
+        record.blocks_shared += metrics.blocks_shared
+        record.copy_on_writes += metrics.copy_on_writes

@@ -100,6 +100,8 @@ class Lifecycle:
         engine, config = await asyncio.wrap_future(started)
         await self._supervisor.attach(engine, config)
         front = await asyncio.to_thread(_open_frontend, config)
+        if config.pin_prefix:
+            self._supervisor.pin(await asyncio.to_thread(_read_prefixes, config, front))
         self._service.frontend = Frontend.build(
             front.tokenizer, front.model_config, max_model_len=front.max_model_len, config=config
         )
@@ -167,6 +169,12 @@ def _open_frontend(config: EngineConfig) -> "build.Frontend":
     from octavo import build
 
     return build.open_frontend(config)
+
+
+def _read_prefixes(config: EngineConfig, front: "build.Frontend") -> list[list[int]]:
+    from octavo.prefix_files import read_prefixes
+
+    return read_prefixes(config.pin_prefix, front.tokenizer)
 
 
 def _fault(error: BaseException) -> tuple[int, str]:

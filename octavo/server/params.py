@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.sampling_params import MAX_N, ParameterError, SamplingParams
+from octavo.sampling_params import MAX_BEAM_WIDTH, MAX_N, BeamSearch, ParameterError, SamplingParams
 from octavo.server import errors
 from octavo.server.errors import ApiError
 from octavo.server.protocol import ChatRequest, CompletionRequest, SamplingFields
@@ -32,7 +32,6 @@ _PASSED_ON = (
     "spaces_between_special_tokens",
 )
 _UNSUPPORTED = (
-    "use_beam_search",
     "structured_outputs",
     "guided_json",
     "guided_regex",
@@ -90,14 +89,13 @@ def check_combinations(request: SamplingFields, limits: ModelLimits) -> None:
 
     ``n`` is looked at here although ``SamplingParams`` will too: whatever grows with it may then be built in between.
     """
-    if request.n is not None and not 1 <= request.n <= MAX_N:
-        raise ParameterError(f"n must be between 1 and {MAX_N}, got {request.n}.", param="n", value=request.n)
+    _check_branches(request)
     if request.stream_options is not None and not request.stream:
         raise errors.invalid("Stream options can only be defined when `stream=True`.", "stream_options")
     if request.stream and (request.prompt_logprobs or 0) > 0:
         raise errors.invalid("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise errors.invalid("`best_of` other than n is not supported by this server.", "best_of")
+    if request.stream_options is not None and request.stream_options.include_beams and not request.use_beam_search:
+        raise errors.invalid("`stream_options.include_beams` needs `use_beam_search`.", "stream_options")
     if request.priority and not limits.priority_scheduling:
         message = f"Got priority {request.priority}, but priority scheduling is not enabled."
         raise errors.invalid(message, "priority")
@@ -105,6 +103,27 @@ def check_combinations(request: SamplingFields, limits: ModelLimits) -> None:
         raise errors.invalid("cache_salt must not be empty nor contain any of @ / \\ and NUL.", "cache_salt")
     if request.truncation_side not in (None, "left", "right"):
         raise errors.invalid("truncation_side must be left or right.", "truncation_side")
+
+
+def _check_branches(request: SamplingFields) -> None:
+    n, best_of = request.n, request.best_of
+    if n is not None and not 1 <= n <= MAX_N:
+        raise ParameterError(f"n must be between 1 and {MAX_N}, got {n}.", param="n", value=n)
+    if best_of is not None and not (n or 1) <= best_of <= MAX_N:
+        message = f"best_of must be between n={n or 1} and {MAX_N}, got {best_of}."
+        raise ParameterError(message, param="best_of", value=best_of)
+    name, width = ("best_of", best_of) if best_of is not None else ("n", n or 1)
+    if request.use_beam_search and width > MAX_BEAM_WIDTH:
+        message = f"with use_beam_search {name} is the beam width and must be at most {MAX_BEAM_WIDTH}, got {width}."
+        raise ParameterError(message, param=name, value=width)
+
+
+def without_effect(request: SamplingFields) -> list[str]:
+    """A warning for each field that only means something in a beam search, and is set without one."""
+    if request.use_beam_search:
+        return []
+    given = [("length_penalty", request.length_penalty not in (None, 1.0)), ("early_stopping", bool(request.early_stopping))]
+    return [f"`{name}` has no effect without use_beam_search" for name, says_something in given if says_something]
 
 
 def truncated(token_ids: list[int], request: SamplingFields, limits: ModelLimits) -> list[int]:
@@ -187,15 +206,38 @@ def build(
     for field in _PASSED_ON:
         if (value := getattr(request, field)) is not None:
             fields[field] = value
+    fields |= _searching(request) if request.use_beam_search else _drawing(request, limits)
+    params = SamplingParams(**fields)
+    _check_against_model(params, limits, "top_logprobs" if isinstance(request, ChatRequest) else "logprobs")
+    return params
+
+
+def _drawing(request: CompletionRequest | ChatRequest, limits: ModelLimits) -> dict[str, Any]:
+    """The fields that say how tokens are drawn, with the model's recommendations."""
+    fields: dict[str, Any] = {}
     for field in _MODEL_DEFAULTS:
         value = getattr(request, field)
         value = limits.default_sampling.get(field) if value is None else value
         if value is not None:
             fields[field] = value
     fields["top_k"] = min(fields.get("top_k", 0), limits.vocab_size)
-    params = SamplingParams(**fields)
-    _check_against_model(params, limits, "top_logprobs" if isinstance(request, ChatRequest) else "logprobs")
-    return params
+    if request.best_of is not None and request.best_of > (request.n or 1):
+        fields["best_of"] = request.best_of
+    return fields
+
+
+def _searching(request: CompletionRequest | ChatRequest) -> dict[str, Any]:
+    """The fields of a beam search. Nothing is drawn: temperature, top_p, top_k, min_p and seed say nothing, nor does what the
+    model recommends for draws."""
+    width = request.best_of or request.n or 1
+    fields: dict[str, Any] = {"best_of": width, "temperature": 0.0, "seed": None}
+    if request.repetition_penalty is not None:
+        fields["repetition_penalty"] = request.repetition_penalty
+    beam: dict[str, Any] = {"report": bool(request.stream_options and request.stream_options.include_beams)}
+    for field in ("length_penalty", "early_stopping"):
+        if (value := getattr(request, field)) is not None:
+            beam[field] = value
+    return {**fields, "beam": BeamSearch(width=width, **beam)}
 
 
 def _check_against_model(params: SamplingParams, limits: ModelLimits, logprobs_name: str) -> None:

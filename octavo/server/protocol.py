@@ -18,6 +18,7 @@ Identifier = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_beams: bool | None = None
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -26,6 +27,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     model: str | None = None
     n: Int32 | None = None
     best_of: Int32 | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int32 | None = None
@@ -70,7 +74,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     session_id: Any = None
 
     # not served: refused when they ask for something
-    use_beam_search: Any = None
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None

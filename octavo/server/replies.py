@@ -15,7 +15,7 @@ from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.request_log import Log
-from octavo.server.responses import PromptTokensDetails, Usage
+from octavo.server.responses import Beam, PromptTokensDetails, Usage
 
 
 class Envelope(msgspec.Struct, kw_only=True):
@@ -35,7 +35,7 @@ class Envelope(msgspec.Struct, kw_only=True):
 
 
 class Usages:
-    """Tokens of every prompt and choice so far. A prompt with n choices counts once."""
+    """Tokens of every prompt and choice so far. A prompt with n choices counts once; what was drawn and not chosen counts."""
 
     def __init__(self, prompt_lengths: Sequence[int], n: int, *, details: bool) -> None:
         self._prompt_lengths = prompt_lengths
@@ -45,7 +45,7 @@ class Usages:
         self._cached = [0] * len(prompt_lengths)
 
     def note(self, update: ChoiceUpdate) -> None:
-        self._generated[update.index] = update.num_tokens
+        self._generated[update.index] = update.num_tokens + update.num_discarded
         prompt = update.index // self._n
         self._cached[prompt] = max(self._cached[prompt], update.cached_tokens)
 
@@ -60,6 +60,18 @@ class Usages:
     def _usage(self, prompt: int, generated: int, cached: int) -> Usage:
         details = PromptTokensDetails(cached) if self._details else None
         return Usage(prompt, prompt + generated, generated, details)
+
+
+def beams_of(update: ChoiceUpdate, *, with_token_ids: bool) -> list[Beam]:
+    """The running beams as a chunk carries them."""
+    return [
+        Beam(
+            text=beam.text,
+            cumulative_logprob=beam.cumulative_logprob,
+            token_ids=beam.token_ids if with_token_ids else UNSET,
+        )
+        for beam in update.beams or ()
+    ]
 
 
 def json_response(value: msgspec.Struct, headers: dict[str, str] | None = None) -> Response:

@@ -70,6 +70,14 @@ class CompletionChunkChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | None = None
 
 
+class Beam(msgspec.Struct, kw_only=True):
+    """One beam of a search that goes on: the whole of it, not what is new. ``cumulative_logprob`` has no length penalty."""
+
+    text: str
+    cumulative_logprob: float
+    token_ids: list[int] | UnsetType = UNSET
+
+
 class CompletionChunk(msgspec.Struct, kw_only=True):
     id: str
     object: str = "text_completion"
@@ -78,6 +86,8 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[CompletionChunkChoice]
     usage: Usage | None = None
     system_fingerprint: str | UnsetType = UNSET
+    beams: list[Beam] | UnsetType = UNSET
+    prompt_index: int | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
 
 
@@ -158,6 +168,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
+    beams: list[Beam] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_text: str | UnsetType | None = UNSET
     warnings: list[str] | UnsetType = UNSET

@@ -119,7 +119,7 @@ class Service:
             created=int(time.time()),
             model=model,
             fingerprint=frontend.fingerprint,
-            warnings=warnings or msgspec.UNSET,
+            warnings=[*warnings, *params.without_effect(request)] or msgspec.UNSET,
             cached_details=self.options.enable_prompt_tokens_details,
         )
 

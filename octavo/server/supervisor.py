@@ -31,6 +31,7 @@ from octavo.server.wire import (
     Fatal,
     FromEngine,
     Load,
+    Pin,
     Progress,
     Ready,
     Refused,
@@ -68,6 +69,7 @@ class Supervisor:
         self._watch_interval = watch_interval
         self._table = RequestTable()
         self._config: EngineConfig | None = None
+        self._pin: Pin | None = None
         self._engine: EngineProcess | None = None
         self._connection: Connection | None = None
         self._fatal: Fatal | None = None
@@ -119,6 +121,12 @@ class Supervisor:
             lambda: Connection(self._on_message, self._on_lost), sock=engine.sock
         )
         self._in_background(self._watch(engine))
+
+    def pin(self, prefixes: list[list[int]]) -> None:
+        """Tells the engine, which waits for it before it is ready, and every successor, the token ids of the prefixes that the
+        configuration wants pinned."""
+        self._pin = Pin(prefixes)
+        self._send(self._pin)
 
     async def close(self) -> None:
         """Ends the engine process: politely, then not."""
@@ -232,6 +240,8 @@ class Supervisor:
         successor = await loop.run_in_executor(self._spawner, EngineProcess.spawn)
         await self.attach(successor, config)
         self._send(Load(config))
+        if self._pin is not None:
+            self._send(self._pin)
 
     def _give_up(self, exit_status: int, message: str) -> None:
         self._table.fail_all(errors.engine_restarted())

@@ -30,6 +30,12 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     config: EngineConfig
 
 
+class Pin(msgspec.Struct, frozen=True, tag=True):
+    """The second message, if the configuration has prefixes to pin: their token ids, in the same order."""
+
+    prefixes: list[list[int]]
+
+
 class Add(msgspec.Struct, frozen=True, tag=True):
     request: Request
 
@@ -64,6 +70,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     num_device_blocks: int
     num_host_blocks: int
     block_size: int
+    num_pinned_blocks: int = 0
     dtype: str
     backend: str
     isa: str
@@ -101,7 +108,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     message: str
 
 
-ToEngine = Load | Add | Abort | Shutdown
+ToEngine = Load | Pin | Add | Abort | Shutdown
 FromEngine = Progress | Ready | Step | Refused | Ended | Fatal
 
 _encoder = msgspec.msgpack.Encoder()

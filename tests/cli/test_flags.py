@@ -30,6 +30,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "enable_chunked_prefill": ("false", False),
     "block_size": ("32", 32),
     "enable_prefix_caching": ("0", False),
+    "kv_allocation": ("orca-pow2", "orca-pow2"),
+    "pin_prefix": ("system.json", ("system.json",)),
     "gpu_memory_utilization": ("0.5", 0.5),
     "kv_cache_memory_bytes": ("2G", 2 << 30),
     "num_gpu_blocks_override": ("7", 7),

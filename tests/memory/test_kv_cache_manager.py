@@ -32,6 +32,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.device: dict[int, list[Any]] = {b: [None] * block_size for b in range(num_blocks)}
         self.host: dict[int, list[Any]] = {b: [None] * block_size for b in range(num_host)}
         self.groups: list[list[Sequence]] = []
+        self.pinned: list[list[int]] = []
         self.next_id = 0
 
     def new_sequence(self, tokens: list[int]) -> Sequence:
@@ -141,9 +142,10 @@ class KVCacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def resume(self, data: st.DataObject) -> None:
         group = self.pick_group(data, on_host=True)
-        if group is not None and self.kv.num_distinct_blocks(group) <= self.kv.device.num_free:
-            before = self.kv.num_distinct_blocks(group)
+        if group is not None and self.kv.num_to_swap_in(group) <= self.kv.device.num_free:
+            before, needed, free = self.kv.num_distinct_blocks(group), self.kv.num_to_swap_in(group), self.kv.device.num_free
             self.kv.swap_in(group)
+            assert free - self.kv.device.num_free <= needed
             self.carry_out_copies()
             assert self.kv.num_distinct_blocks(group) <= before, "sharing is preserved"
 
@@ -154,6 +156,45 @@ class KVCacheMachine(RuleBasedStateMachine):
             self.kv.free(seq)
             seq.num_computed = 0
             self.kv.match_prefix(seq)
+
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        group = self.pick_group(data, on_host=False)
+        if group is None or self.kv.pinned.num_blocks > self.kv.device.num_blocks // 4:
+            return
+        seq = data.draw(st.sampled_from(group))
+        prefix = seq.token_ids[: seq.num_published * self.bs]
+        expected = self.kv.num_pinned_with(prefix)
+        try:
+            assert self.kv.pin(prefix) == len(prefix)
+        except LookupError:  # published once, evicted since
+            return
+        assert self.kv.pinned.num_blocks == expected
+        if prefix and prefix not in self.pinned:
+            self.pinned.append(prefix)
+
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        if self.pinned:
+            prefix = data.draw(st.sampled_from(self.pinned))
+            self.pinned.remove(prefix)
+            assert self.kv.unpin(prefix) and not self.kv.unpin(prefix)
+
+    @rule()
+    def forget(self) -> None:
+        self.kv.forget_cached()
+
+    @invariant()
+    def pinned_prefixes_are_found_and_hold_their_tokens(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        for prefix in self.pinned:
+            seq = self.new_sequence([*prefix, 9])
+            assert self.kv.match_prefix(seq) == len(prefix)
+            assert [self.device[seq.blocks[p // self.bs].id][p % self.bs] for p in range(len(prefix))] == prefix
+            self.kv.free(seq)
+        distinct = {tuple(prefix[:end]) for prefix in self.pinned for end in range(self.bs, len(prefix) + 1, self.bs)}
+        assert self.kv.pinned.num_blocks == len(distinct)
 
     @invariant()
     def every_sequence_reads_its_own_tokens(self) -> None:
@@ -173,6 +214,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         assert pool.num_used + pool.num_free == pool.num_blocks
         resident = [seq for seq in self.sequences if not seq.on_host]
         assert self.kv.token_slots_used(resident) <= pool.num_used * self.bs
+        tables = [block.id for seq in resident for block in seq.blocks]
+        assert self.kv.sharing() == (len(tables), len(set(tables)))
 
 
 KVCacheMachine.TestCase.settings = settings(
@@ -283,6 +326,79 @@ def test_misuse_is_loud() -> None:
 def test_forgetting_the_cache_keeps_what_is_in_use() -> None:
     kv = manager()
     seq = computed(kv, list(range(8)))
-    kv.device.forget_cached()
+    kv.forget_cached()
     assert kv.match_prefix(sequence(kv, [*range(8), 9])) == 0
+    kv.check([seq])
+
+
+def pinned_prefix(kv: KVCacheManager, tokens: list[int]) -> None:
+    kv.free(computed(kv, tokens))
+    kv.pin(tokens)
+
+
+def test_a_pinned_prefix_survives_whatever_needs_room() -> None:
+    kv = manager()
+    pinned_prefix(kv, list(range(10)))
+    assert kv.pinned.num_blocks == 2 and kv.device.num_free == 6, "the third block is not full"
+    other = computed(kv, [7] * 24)
+    assert kv.device.num_free == 0
+    kv.forget_cached()
+    hit = sequence(kv, [*range(8), 9])
+    assert kv.match_prefix(hit) == 8 and kv.sharing() == (8, 8)
+    kv.check([other, hit])
+    kv.free(hit)
+    assert kv.unpin(list(range(11))) and not kv.unpin(list(range(11)))
+    assert kv.device.num_free == 2 and kv.device.num_cached == 2
+    kv.check([other])
+
+
+def test_pinned_prefixes_that_begin_alike_share() -> None:
+    kv = manager()
+    pinned_prefix(kv, [*range(4), 5, 5, 5, 5])
+    pinned_prefix(kv, [*range(4), 6, 6, 6, 6])
+    pinned_prefix(kv, [*range(4), 6, 6, 6, 6])
+    assert kv.pinned.num_blocks == 3
+    assert kv.num_pinned_with([*range(4), 7, 7, 7, 7]) == 4 and kv.num_pinned_with(list(range(4))) == 3
+    assert kv.unpin([*range(4), 5, 5, 5, 5]) and kv.pinned.num_blocks == 2
+    assert not kv.unpin(list(range(4))), "a part of a pinned prefix is not itself one"
+    kv.check([])
+
+
+def test_pinned_blocks_are_room_for_those_who_begin_with_them_only() -> None:
+    kv = manager()
+    pinned_prefix(kv, list(range(8)))
+    assert kv.capacity_for([9] * 9) == 6 and kv.capacity_for([*range(8), 9]) == 8
+    assert kv.capacity_for(list(range(8))) == 7, "the last token is always computed, so its block is not shared"
+    assert kv.capacity_for([*range(8), 9], "tenant") == 6
+
+
+def test_what_is_not_cached_cannot_be_pinned() -> None:
+    kv = manager()
+    seq = computed(kv, list(range(4)))
+    with pytest.raises(LookupError):
+        kv.pin(list(range(8)))
+    assert kv.pinned.num_blocks == 0 and kv.pin([1, 2]) == 0
+    kv.check([seq])
+
+
+def test_a_pinned_block_is_copied_before_it_is_written() -> None:
+    kv = manager()
+    parent = computed(kv, [1, 2, 3, 4])
+    kv.pin([1, 2, 3, 4])
+    child = sequence(kv, [1, 2, 9])
+    kv.fork(parent, child, 2)
+    kv.free(parent)
+    assert kv.demand([(child, 1)]) == 1
+    kv.allocate(child, 1)
+    assert len(kv.take_copies().copy) == 1 and kv.match_prefix(sequence(kv, [1, 2, 3, 4, 5])) == 4
+
+
+def test_a_group_swaps_in_without_room_for_what_is_pinned() -> None:
+    kv = manager(num_blocks=4)
+    seq = computed(kv, list(range(14)))
+    kv.pin(list(range(8)))
+    kv.swap_out([seq])
+    kv.take_copies()
+    assert kv.device.num_free == 2 and kv.num_to_swap_in([seq]) == 2
+    kv.swap_in([seq])
     kv.check([seq])

@@ -12,7 +12,7 @@ import msgspec
 
 from octavo.config import EngineConfig, ModelConfig
 from octavo.metrics import EngineStats
-from octavo.outputs import RequestMetrics, TokenDelta
+from octavo.outputs import BeamState, RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.server.app import build_app
 from octavo.server.engine_client import Mailbox
@@ -25,13 +25,18 @@ from octavo.step import TokenLogprobs
 from octavo.tokenizer import Tokenizer
 
 EOS = 2
+SHARING = {"blocks_allocated": 5, "blocks_shared": 3, "copy_on_writes": 1}
 
 
 class FakeEngine:
     """Answers every request with ``text``, a token at a time, or not at all (``silent``).
 
-    ``refuse`` is raised through the mailbox instead. ``requests`` and ``aborted`` are what it was asked.
+    ``refuse`` is raised through the mailbox instead. ``requests`` and ``aborted`` are what it was asked. When more branches are
+    drawn than returned, branch b begins at its token number b and has the log-probability ``scores[b]`` a token. Beam b of a
+    search also begins there, and its log-probability is minus b and a tenth for each token.
     """
+
+    scores = (-0.5, -0.9, -0.1, -0.3)
 
     def __init__(self, tokenizer: Tokenizer, text: str = "one two three") -> None:
         self.token_ids = tokenizer.encode(text, add_special_tokens=False)
@@ -50,7 +55,7 @@ class FakeEngine:
             raise self.reject
         self.requests.append(request)
         self.mailboxes[request.id] = mailbox
-        self.open[request.id] = set(range(request.params.n))
+        self.open[request.id] = set(range(request.params.num_outputs))
         mailbox.expect_account()
         if self.refuse is not None:
             asyncio.get_running_loop().call_soon(mailbox.fail, self.refuse)
@@ -73,11 +78,15 @@ class FakeEngine:
 
     def _settle(self, request_id: str) -> None:
         del self.open[request_id]
-        metrics = RequestMetrics(arrival_time=0.0, queue_time=0.25, num_preemptions=1, num_swaps=2)
+        metrics = RequestMetrics(arrival_time=0.0, queue_time=0.25, num_preemptions=1, num_swaps=2, **SHARING)
         asyncio.get_running_loop().call_soon(self.mailboxes[request_id].put_account, metrics)
 
     def deltas(self, request: Request) -> list[TokenDelta]:
         params, found = request.params, []
+        if params.beam is not None:
+            return self.beam_deltas(request)
+        if params.selects:
+            return [delta for branch in range(params.num_branches) for delta in self.branch_deltas(request, branch)]
         produced = self.token_ids[: params.max_tokens]
         ended = len(self.token_ids) < (params.max_tokens or 0)
         tokens = [*produced, EOS] if ended else produced
@@ -93,11 +102,49 @@ class FakeEngine:
                         prompt_logprobs=self._prompt_logprobs(request) if i == branch == 0 else None,
                         finish_reason=("stop" if ended else "length") if last else None,
                         num_cached_tokens=3,
-                        metrics=RequestMetrics(arrival_time=0.0, queue_time=0.25, num_preemptions=1)
+                        metrics=RequestMetrics(arrival_time=0.0, queue_time=0.25, num_preemptions=1, **SHARING)
                         if last and branch == params.n - 1
                         else None,
                     )
                 )
+        return found
+
+    def branch_deltas(self, request: Request, branch: int) -> list[TokenDelta]:
+        """A branch of several, to choose from."""
+        k = request.params.logprobs or 0
+        tokens = [*self.token_ids[branch:], EOS]
+        return [
+            TokenDelta(
+                request_id=request.id,
+                branch=branch,
+                token_ids=[token],
+                logprobs=[msgspec.structs.replace(logprobs_of(token, k), logprob=self.scores[branch])],
+                prompt_logprobs=self._prompt_logprobs(request) if i == branch == 0 else None,
+                finish_reason="stop" if token == EOS else None,
+                num_cached_tokens=3,
+            )
+            for i, token in enumerate(tokens)
+        ]
+
+    def beam_deltas(self, request: Request) -> list[TokenDelta]:
+        params, found = request.params, []
+        for length in range(1, len(self.token_ids) + 1) if params.beam and params.beam.report else ():
+            beams = [BeamState(self.token_ids[b : b + length], -b - 0.1 * length) for b in range(request.params.num_branches)]
+            found.append(TokenDelta(request_id=request.id, branch=0, token_ids=[], beams=beams))
+        for branch in range(params.num_outputs):
+            tokens = [*self.token_ids[branch:], EOS]
+            found.append(
+                TokenDelta(
+                    request_id=request.id,
+                    branch=branch,
+                    token_ids=tokens,
+                    logprobs=None if params.logprobs is None else [logprobs_of(token, params.logprobs) for token in tokens],
+                    cumulative_logprob=-branch - 0.1 * len(tokens),
+                    finish_reason="stop",
+                    num_cached_tokens=3,
+                    metrics=RequestMetrics(arrival_time=0.0, **SHARING) if branch == params.num_outputs - 1 else None,
+                )
+            )
         return found
 
     def _prompt_logprobs(self, request: Request) -> list[TokenLogprobs] | None:

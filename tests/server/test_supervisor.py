@@ -20,7 +20,7 @@ from octavo.server.request_log import Log
 from octavo.server.status import STALL_SECONDS, Status
 from octavo.server.supervisor import Supervisor
 from octavo.server.watchdog import BUSY_FACTOR, INTERVAL, Watchdog, cpu_seconds
-from octavo.server.wire import Abort, Add, Ended, FrameReader, Load, Ready, Refused, Step, frame
+from octavo.server.wire import Abort, Add, Ended, FrameReader, Load, Pin, Ready, Refused, Step, frame
 from tests.server.fakes import MODEL
 from tests.server.test_engine_loop import delta, request
 
@@ -154,6 +154,22 @@ def test_an_engine_that_loads_is_told_of_no_abort(monkeypatch: pytest.MonkeyPatc
         metrics = RequestMetrics(arrival_time=0.0, num_swaps=3)
         engine.say(Ended(request_id="kept", metrics=metrics))
         assert await kept.accounts(5) == [metrics]
+
+    play(scene)
+
+
+def test_every_engine_is_told_what_to_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage, pin = Stage(monkeypatch), Pin([[1, 2], [3]])
+        await stage.supervisor.attach(stage.engine.handle, EngineConfig(model="m", pin_prefix=("a", "b")))
+        assert await stage.engine.silent()
+        engine = await stage.successor()  # the first one died before the tokenizer was there
+        assert await engine.silent()
+        stage.supervisor.pin(pin.prefixes)
+        assert await engine.hear() == pin
+        engine.say(READY)
+        await until(lambda: stage.status.engine_up)
+        assert await (await stage.successor()).hear() == pin
 
     play(scene)
 
