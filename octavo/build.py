@@ -124,7 +124,7 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
     with watch.phase("open model"):
         checkpoint = _open(config, dequantize=_dequantizer(config))
         max_model_len = resolve_max_model_len(config, checkpoint.config)
-        _check_budgets(config, max_model_len)
+        check_budgets(config, max_model_len)
     with watch.phase("start backend"):
         dtype = resolve_dtype(config, checkpoint.config)
         weight_format = resolve_weight_format(config, checkpoint.kind)
@@ -157,16 +157,29 @@ def make_kv_cache(
     """The bookkeeping of ``num_blocks`` device blocks and the tensors that they stand for. ``namespace`` names the model in
     block hashes."""
     num_host_blocks = int(config.swap_space * 2**30) // spec.bytes_per_block
-    kv = KVCacheManager(
+    kv = make_kv_manager(
+        config,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        max_model_len=max_model_len,
+        namespace=f"{namespace}:{backend.compute_dtype}:{spec.dtype}",
+    )
+    return kv, backend.kv_cache(spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+
+
+def make_kv_manager(
+    config: EngineConfig, *, num_blocks: int, num_host_blocks: int, max_model_len: int, namespace: str
+) -> KVCacheManager:
+    """The bookkeeping of so many blocks, by the configuration's policy; there need be no tensors behind them."""
+    return KVCacheManager(
         block_size=config.block_size,
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
         num_rows=config.max_num_seqs,
         max_blocks=-(-max_model_len // config.block_size),
         enable_prefix_caching=config.enable_prefix_caching,
-        namespace=f"{namespace}:{backend.compute_dtype}:{spec.dtype}",
+        namespace=namespace,
     )
-    return kv, backend.kv_cache(spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
 
 
 def assemble(
@@ -324,7 +337,8 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len or limit
 
 
-def _check_budgets(config: EngineConfig, max_model_len: int) -> None:
+def check_budgets(config: EngineConfig, max_model_len: int) -> None:
+    """Raises ``ConfigError`` where a step's token budget is too small for what it must hold."""
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens {config.max_num_batched_tokens} must be at least --max-num-seqs {config.max_num_seqs}"

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "octavo"
 
-LEAVES = {"config", "sampling_params", "request", "step", "outputs", "metrics"}
+LEAVES = {"config", "sampling_params", "request", "step", "outputs", "metrics", "clock"}
 TEXT = {"tokenizer", "detokenizer", "chat_template", "gguf_tokenizer", "token_bytes"}
 ENTRY_POINTS = {"cli", "commands", "server", "llm", "bench"}
 
@@ -28,8 +28,19 @@ ALLOWED: dict[str, set[str]] = {
     "quant": set(),
     "backends": {"quant", "_native"},
     "build": {"engine", "executor", "memory", "worker", "models", "layers", "weights", "quant", "backends", "tokenizer"},
+    "build_simulated": {"build", "engine", "executor"},
     "llm": {"build", *TEXT},
-    "bench": {"build", "backends.base", "backends.cpu.ceilings", *TEXT},
+    "bench": {
+        "build",
+        "build_simulated",
+        "backends.base",
+        "backends.cpu.ceilings",
+        "executor.cost_model",
+        "executor.fitted_cost",
+        "executor.presets",
+        "weights.packaged",
+        *TEXT,
+    },
     "server": {"build", "weights", *TEXT},
     "commands": {"build", "llm", "bench", "server", "backends", "weights", "_native", *TEXT},
     "cli": {"build", "llm", "bench", "server", "commands", "backends", "weights", "_native", *TEXT},
