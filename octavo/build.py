@@ -15,6 +15,8 @@ from octavo.engine.engine import Engine
 from octavo.engine.scheduler import Scheduler
 from octavo.executor.local import LocalExecutor
 from octavo.layers.loader import WeightFormat
+from octavo.memory.contiguous import ContiguousKVManager
+from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.models import Model, load_model
 from octavo.quant.gguf import Dequantize, dequantize
@@ -46,7 +48,7 @@ class Parts:
     backend: Backend
     model: Model
     model_config: ModelConfig
-    kv: KVCacheManager
+    kv: KVManager
     cache: KVCache
     max_model_len: int
     weight_format: WeightFormat
@@ -153,33 +155,54 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
 
 def make_kv_cache(
     config: EngineConfig, spec: KVCacheSpec, backend: Backend, *, max_model_len: int, num_blocks: int, namespace: str = ""
-) -> tuple[KVCacheManager, KVCache]:
+) -> tuple[KVManager, KVCache]:
     """The bookkeeping of ``num_blocks`` device blocks and the tensors that they stand for. ``namespace`` names the model in
     block hashes."""
-    num_host_blocks = int(config.swap_space * 2**30) // spec.bytes_per_block
+    swappable = config.kv_allocation == "paged"
+    num_host_blocks = int(config.swap_space * 2**30) // spec.bytes_per_block if swappable else 0
     kv = make_kv_manager(
         config,
+        max_model_len=max_model_len,
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
-        max_model_len=max_model_len,
         namespace=f"{namespace}:{backend.compute_dtype}:{spec.dtype}",
     )
     return kv, backend.kv_cache(spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
 
 
 def make_kv_manager(
-    config: EngineConfig, *, num_blocks: int, num_host_blocks: int, max_model_len: int, namespace: str
-) -> KVCacheManager:
-    """The bookkeeping of so many blocks, by the configuration's policy; there need be no tensors behind them."""
-    return KVCacheManager(
+    config: EngineConfig, *, max_model_len: int, num_blocks: int, num_host_blocks: int, namespace: str = ""
+) -> KVManager:
+    """The bookkeeping of a KV cache, as ``config.kv_allocation`` names it. Only "paged" has a use for host blocks.
+
+    Raises:
+        ConfigError: no sequence would ever fit.
+    """
+    if config.kv_allocation == "paged":
+        return KVCacheManager(
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            num_rows=config.max_num_seqs,
+            max_blocks=-(-max_model_len // config.block_size),
+            enable_prefix_caching=config.enable_prefix_caching,
+            namespace=namespace,
+        )
+    contiguous = ContiguousKVManager(
+        allocation=config.kv_allocation,
         block_size=config.block_size,
         num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
         num_rows=config.max_num_seqs,
-        max_blocks=-(-max_model_len // config.block_size),
-        enable_prefix_caching=config.enable_prefix_caching,
-        namespace=namespace,
+        max_model_len=max_model_len,
     )
+    smallest = contiguous.blocks_needed(prompt_len=1, max_len=2, num_sequences=1)
+    if smallest > num_blocks:
+        fitting = config.block_size << (num_blocks.bit_length() - 1)
+        raise ConfigError(
+            f"--kv-allocation {config.kv_allocation} reserves {smallest} blocks (a power of two) for every sequence, but "
+            f"there are only {num_blocks}: set --max-model-len {fitting} or --num-gpu-blocks-override {smallest}"
+        )
+    return contiguous
 
 
 def assemble(
@@ -187,7 +210,7 @@ def assemble(
     model_config: ModelConfig,
     model: Model,
     backend: Backend,
-    kv: KVCacheManager,
+    kv: KVManager,
     cache: KVCache,
     *,
     max_model_len: int,
@@ -342,6 +365,11 @@ def check_budgets(config: EngineConfig, max_model_len: int) -> None:
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens {config.max_num_batched_tokens} must be at least --max-num-seqs {config.max_num_seqs}"
+        )
+    if config.kv_allocation != "paged" and config.preemption_mode == "swap":
+        raise ConfigError(
+            f"--kv-allocation {config.kv_allocation} reserves all memory in advance and never preempts: leave out "
+            "--preemption-mode swap"
         )
     if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
         raise ConfigError(

@@ -13,6 +13,7 @@ Dtype = Literal["auto", "bfloat16", "float32", "half", "float16", "float"]
 Quantization = Literal["none", "stored", "int8", "int4"]
 KVCacheDtype = Literal["auto", "bfloat16", "float32", "int8"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
+KVAllocation = Literal["paged", "orca-max", "orca-pow2", "orca-oracle", "fastertransformer"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 Positive = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
@@ -50,6 +51,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_chunked_prefill: Annotated[bool, Meta(description="split long prompts over steps")] = True
     block_size: Annotated[int, Meta(ge=1, le=256, description="tokens in one KV block")] = 16
     enable_prefix_caching: Annotated[bool, Meta(description="keep finished blocks for prompts that begin alike")] = True
+    kv_allocation: Annotated[
+        KVAllocation,
+        Meta(
+            description="of the KV cache; the others are baselines to compare with: contiguous regions of the longest length, "
+            "of the output rounded up to a power of two, of the true length; fastertransformer: whole batches, longest length; "
+            "they have no prefix caching and never preempt"
+        ),
+    ] = "paged"
     gpu_memory_utilization: Annotated[
         Fraction | None, Meta(description="fraction of the device's usable memory for Octavo; default 0.4 on a CPU")
     ] = None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from octavo.engine.sequence import Sequence, SequenceGroup, branch_seed
-from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.memory.interface import KVManager
 from octavo.step import PENDING
 
 
@@ -27,7 +27,7 @@ class Planned:
     num_drafts: int = 0
 
 
-def fork_branches(group: SequenceGroup, parent: Sequence, kv: KVCacheManager, seq_ids: Iterator[int]) -> None:
+def fork_branches(group: SequenceGroup, parent: Sequence, kv: KVManager, seq_ids: Iterator[int]) -> None:
     """At the end of the prompt: every branch begins as a copy of the first and shares all of its blocks."""
     for branch in range(1, group.num_sequences):
         child = Sequence(
@@ -39,6 +39,7 @@ def fork_branches(group: SequenceGroup, parent: Sequence, kv: KVCacheManager, se
             cache_root=parent.cache_root,
             usage=parent.usage,
             max_len=parent.max_len,
+            group_size=parent.group_size,
         )
         kv.fork(parent, child)
         kv.hold_row(child)

@@ -13,13 +13,16 @@ from itertools import count
 
 from octavo.config import EngineConfig
 from octavo.engine import decoding, ngram
+from octavo.engine.batching import Batching, BatchLevel, IterationLevel
 from octavo.engine.decoding import Planned
 from octavo.engine.deltas import deltas_of, request_metrics
 from octavo.engine.policy import POLICIES
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup, branch_seed
 from octavo.engine.stopping import finish_reason
 from octavo.engine.swap_cost import SwapCost
-from octavo.memory.kv_cache_manager import KVCacheManager, KVUsage
+from octavo.memory.interface import KVManager
+from octavo.memory.kv_cache_manager import KVUsage
+from octavo.memory.slots import KVSlots
 from octavo.metrics import EngineStats
 from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
@@ -49,7 +52,7 @@ class Scheduler:
     def __init__(
         self,
         config: EngineConfig,
-        kv: KVCacheManager,
+        kv: KVManager,
         *,
         max_model_len: int,
         eos_token_ids: tuple[int, ...] = (),
@@ -62,6 +65,7 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._eos_token_ids = frozenset(eos_token_ids)
         self._key: Callable[[SequenceGroup], tuple[int, ...]] = POLICIES[config.scheduling_policy]
+        self._batching: Batching = BatchLevel() if config.kv_allocation == "fastertransformer" else IterationLevel()
         self._waiting: list[SequenceGroup] = []
         self._running: list[SequenceGroup] = []
         self._swapped: list[SequenceGroup] = []
@@ -76,7 +80,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._groups)
+        return bool(self._groups) or self._batching.has_deltas
 
     @property
     def live_sequences(self) -> list[Sequence]:
@@ -113,6 +117,8 @@ class Scheduler:
             cache_root=self.kv.cache_root(request.cache_scope),
             usage=KVUsage(),
             max_len=limit,
+            group_size=num_sequences,
+            reforks=params.beam is not None,
         )
         group.sequences.append(first)
         self._groups[request.id] = group
@@ -135,9 +141,7 @@ class Scheduler:
                 param="n",
                 value=num_sequences,
             )
-        shared = prompt_len // self.kv.block_size if num_sequences > 1 else 0
-        # The last token is never computed, so it needs no slot.
-        needed = shared + num_sequences * (self.kv.num_blocks_for(limit - 1) - shared)
+        needed = self.kv.blocks_needed(prompt_len=prompt_len, max_len=limit, num_sequences=num_sequences)
         if needed > self.kv.device.num_blocks:
             raise ParameterError(
                 f"The request needs up to {needed} KV blocks of {self.kv.block_size} tokens ({num_sequences} x {limit} tokens)"
@@ -149,6 +153,9 @@ class Scheduler:
     def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None:
         """End a request, or one branch of it, at once; unknown ids are ignored. No delta is sent for what is aborted.
         Returns the request's metrics if nothing of it is left."""
+        return self._batching.abort(request_id, branch, self._abort(request_id, branch))
+
+    def _abort(self, request_id: str, branch: int | None) -> RequestMetrics | None:
         group = self._groups.get(request_id)
         if group is None:
             return None
@@ -192,9 +199,11 @@ class Scheduler:
         planned: list[Planned] = []
         scheduled: list[ScheduledSequence] = []
         budget, yielded = self._schedule_running(self._config.max_num_batched_tokens, planned, scheduled)
-        if not yielded:
+        if not yielded and self._batching.admits(idle=not self._running):
             self._resume_and_admit(budget, planned, scheduled)
-        if not scheduled and not self.kv.has_copies:
+            num_tokens = sum(len(seq.token_ids) for seq in scheduled)
+            self._batching.planned(is_full=num_tokens >= self._config.max_num_batched_tokens)
+        if not scheduled and not self.kv.has_copies and not self._batching.has_due:
             return None
         plan = SchedulerOutput(
             step_id=next(self._step_ids),
@@ -389,13 +398,10 @@ class Scheduler:
         """Free blocks to leave for what already runs. None when nothing does: an empty device refuses nobody."""
         if not self._running:
             return 0
-        promised = sum(
-            max(0, self.kv.num_blocks_for(len(seq.token_ids)) - len(seq.blocks))
-            for group in self._running
-            for seq in group.sequences
-            if not seq.finished
-        )
-        return promised + max(1, self.kv.device.num_blocks // 100)
+        return self.kv.slack(self._resident())
+
+    def _resident(self) -> list[Sequence]:
+        return [seq for group in self._running for seq in group.sequences if not seq.finished]
 
     def _resume(self, group: SequenceGroup) -> bool:
         needed = self.kv.num_distinct_blocks(group.live) + len(group.live) * bool(self._running)
@@ -447,7 +453,7 @@ class Scheduler:
                 self._commit_verified(entry, output.token_ids[index], logprobs, now, deltas)
             else:
                 self._commit_drawn(entry, output.token_ids[index], logprobs, now, deltas)
-        return deltas
+        return self._batching.deliver(deltas, idle=not self._running, now=now)
 
     def _commit_drawn(
         self, entry: Planned, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float, deltas: list[TokenDelta]
@@ -516,10 +522,16 @@ class Scheduler:
 
     # ---------------------------------------------------------------------------------------------------------- statistics
 
+    def kv_slots(self) -> KVSlots:
+        """What the KV cache's slots hold at this moment. Free ones are in demand while a group is swapped out, or while the
+        next that waits does not fit (what it may find in the prefix cache is not looked up)."""
+        waiting = [(seq, len(seq.token_ids)) for group in self._waiting[:1] for seq in group.live[:1]]
+        short = bool(self._swapped) or (bool(waiting) and not self.kv.fits(waiting, spare=self._slack()))
+        return self.kv.slots(self._resident(), short=short)
+
     def snapshot(self) -> EngineStats:
         """The counters as they stand, with the gauges of this moment."""
         kv = self.kv
-        resident = [seq for group in self._running for seq in group.sequences if not seq.finished]
         counted = self.counters
         return EngineStats(
             num_running=len(self._running),
@@ -530,7 +542,7 @@ class Scheduler:
             blocks_shared=kv.device.num_shared,
             blocks_cached=kv.device.num_cached,
             blocks_free=kv.device.num_free - kv.device.num_cached,
-            token_slots_used=kv.token_slots_used(resident),
+            token_slots_used=kv.token_slots_used(self._resident()),
             steps=counted.steps,
             prompt_tokens=counted.prompt_tokens,
             generation_tokens=counted.generation_tokens,

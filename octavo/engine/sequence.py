@@ -38,8 +38,9 @@ class Sequence:
     """One branch. ``token_ids`` ends in placeholders (``step.PENDING``) while draws are in flight.
 
     ``num_computed`` counts tokens whose K and V are stored or will be by a step already planned. ``drafts`` are guesses for
-    what follows ``token_ids``. ``max_len`` bounds prompt plus output. The fields from ``blocks`` on belong to the KV cache
-    manager.
+    what follows ``token_ids``. ``max_len`` bounds prompt plus output, ``group_size`` the sequences of its group that are
+    computed at once, and ``reforks`` tells whether they may fork more than once: beams. The fields from ``blocks`` on belong to
+    the KV cache manager.
     """
 
     seq_id: int
@@ -50,6 +51,8 @@ class Sequence:
     cache_root: bytes
     usage: KVUsage
     max_len: int
+    group_size: int = 1
+    reforks: bool = False
     num_computed: int = 0
     drafts: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None

@@ -15,6 +15,7 @@ import numpy as np
 
 from octavo.memory.block_pool import Block, BlockPool
 from octavo.memory.block_table import BlockTables
+from octavo.memory.slots import KVSlots, free_slots
 from octavo.step import BlockCopies
 
 
@@ -28,9 +29,14 @@ class KVUsage:
 
 
 class KVSequence(Protocol):
-    """What the manager needs of a sequence. It alone writes the fields from ``blocks`` to ``on_host``."""
+    """What a manager needs of a sequence. It alone writes the fields from ``blocks`` to ``on_host``; ``max_len``,
+    ``group_size`` and ``reforks`` are for those that reserve in advance."""
 
     token_ids: list[int]
+    prompt_len: int
+    max_len: int
+    group_size: int
+    reforks: bool
     num_computed: int
     blocks: list[Block]
     hashes: list[bytes]
@@ -112,6 +118,17 @@ class KVCacheManager:
                 writers[block.id] = (block, writers.get(block.id, (block, 0))[1] + 1)
         # Of a block's holders the last one left writes in place.
         return total + sum(min(count, block.ref_count - 1) for block, count in writers.values())
+
+    def blocks_needed(self, *, prompt_len: int, max_len: int, num_sequences: int) -> int:
+        """The smallest pool in which such a group can run alone: full blocks of the prompt once, the rest for each sequence.
+        The last token is never computed, so it needs no slot."""
+        shared = prompt_len // self.block_size if num_sequences > 1 else 0
+        return shared + num_sequences * (self.num_blocks_for(max_len - 1) - shared)
+
+    def slack(self, running: Iterable[KVSequence]) -> int:
+        """Free blocks to leave for what runs when more begins: those that it lacks already, and a hundredth of the pool."""
+        promised = sum(max(0, self.num_blocks_for(len(seq.token_ids)) - len(seq.blocks)) for seq in running)
+        return promised + max(1, self.device.num_blocks // 100)
 
     def fits(self, wanted: Iterable[tuple[KVSequence, int]], *, spare: int = 0) -> bool:
         """Whether there is room to compute n more tokens of each sequence and ``spare`` blocks beside it."""
@@ -275,6 +292,18 @@ class KVCacheManager:
                 empty = self.block_size - max(0, min(seq.num_computed - index * self.block_size, self.block_size))
                 unused[block_id] = min(empty, unused.get(block_id, empty))
         return self.device.num_used * self.block_size - sum(unused.values())
+
+    def slots(self, running: Sequence[KVSequence], *, short: bool) -> KVSlots:
+        """What the device pool holds at this moment. ``short``: the next in line waits and does not fit."""
+        size, pool = self.block_size, self.device
+        tokens = self.token_slots_used(running)
+        return KVSlots(
+            total=pool.num_blocks * size,
+            tokens=tokens,
+            internal=pool.num_used * size - tokens,
+            saved=(sum(len(seq.blocks) for seq in running) - self.num_distinct_blocks(running)) * size,
+            **free_slots(num_free=pool.num_free * size, num_cached=pool.num_cached * size, short=short),
+        )
 
     def gather_tables(self, seqs: Sequence[KVSequence]) -> np.ndarray:
         """Block tables of ``seqs``, which all hold rows: int32[len(seqs), longest]."""

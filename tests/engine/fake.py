@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, KVAllocation
 from octavo.engine import ngram
 from octavo.engine.engine import Engine
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import branch_seed
+from octavo.memory.contiguous import ContiguousKVManager
+from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
@@ -126,6 +128,7 @@ class Scenario:
     seed: int
     with_aborts: bool = True
     max_model_len: int = 40
+    kv_allocation: KVAllocation = "paged"
     outputs: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
@@ -139,8 +142,7 @@ class Scenario:
         self.arrivals: list[Request] = []
         for _ in range(rng.randint(4, 14)):
             self.arrivals.append(self.new_request())
-        per_branch = -(-(self.max_model_len - 1) // block_size)
-        num_blocks = max(self.blocks_needed(request, block_size) for request in self.arrivals) + rng.choice([0, 0, 1, 3])
+        extra_blocks = rng.choice([0, 0, 1, 3])
         num_host_blocks = rng.choice([0, 20, 60, 200])
         self.depth = rng.choice([1, 2, 3])
         config = EngineConfig(
@@ -152,25 +154,40 @@ class Scenario:
             scheduling_policy=rng.choice(["fcfs", "fcfs", "priority"]),
             enable_prefix_caching=rng.random() < 0.6,
             spec_method="ngram" if self.speculates else None,
+            kv_allocation=self.kv_allocation,
         )
-        self.kv = KVCacheManager(
-            block_size=block_size,
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
-            num_rows=config.max_num_seqs,
-            max_blocks=per_branch,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
+        self.kv = self.manager(config, num_blocks=1 << 10, num_host_blocks=0)
+        num_blocks = max(map(self.blocks_needed, self.arrivals)) + extra_blocks
+        self.kv = self.manager(config, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
         self.scheduler = Scheduler(config, self.kv, max_model_len=self.max_model_len, eos_token_ids=(EOS,))
         executor = FakeExecutor(block_size=block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
         self.engine = Engine(self.scheduler, executor, max_in_flight=self.depth)
 
-    def blocks_needed(self, request: Request, block_size: int) -> int:
-        """The smallest pool in which the request alone can run: full prompt blocks once, the rest for each branch."""
-        total = min(len(request.prompt_token_ids) + (request.params.max_tokens or 0), self.max_model_len) - 1
-        branches = 1 if request.params.greedy else request.params.n
-        full = len(request.prompt_token_ids) // block_size if branches > 1 else 0
-        return full + branches * (-(-total // block_size) - full)
+    def manager(self, config: EngineConfig, *, num_blocks: int, num_host_blocks: int) -> KVManager:
+        if config.kv_allocation == "paged":
+            return KVCacheManager(
+                block_size=config.block_size,
+                num_blocks=num_blocks,
+                num_host_blocks=num_host_blocks,
+                num_rows=config.max_num_seqs,
+                max_blocks=-(-(self.max_model_len - 1) // config.block_size),
+                enable_prefix_caching=config.enable_prefix_caching,
+            )
+        return ContiguousKVManager(
+            allocation=config.kv_allocation,
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            num_rows=config.max_num_seqs,
+            max_model_len=self.max_model_len,
+        )
+
+    def blocks_needed(self, request: Request) -> int:
+        """The smallest pool in which the request alone can run."""
+        return self.kv.blocks_needed(
+            prompt_len=len(request.prompt_token_ids),
+            max_len=min(len(request.prompt_token_ids) + (request.params.max_tokens or 0), self.max_model_len),
+            num_sequences=1 if request.params.greedy else request.params.n,
+        )
 
     def draft(self, token_ids: list[int], num_drafts: int) -> list[int]:
         """Instead of a prompt look-up: drafts that are right most of the time."""
@@ -234,6 +251,7 @@ class Scenario:
             if check_every_step:
                 self.kv.check(self.scheduler.live_sequences)
                 self._check_scopes()
+                self._check_slots()
             steps += 1
             assert steps < 5000, f"seed {self.seed}: no progress"
 
@@ -246,11 +264,22 @@ class Scenario:
                     scope = owners.setdefault((seq.on_host, block.id), group.request.cache_scope)
                     assert scope == group.request.cache_scope, f"seed {self.seed}: a block crosses tenants"
 
+    def _check_slots(self) -> None:
+        """What the memory is said to be used for is all of it."""
+        slots = self.scheduler.kv_slots()
+        parts = (slots.tokens, slots.reserved, slots.internal, slots.rounding, slots.unusable, slots.cached, slots.free)
+        assert min(parts) >= 0 and sum(parts) == slots.total == self.kv.device.num_blocks * self.kv.block_size, (
+            self.seed,
+            slots,
+        )
+
     def _verify(self) -> None:
         for request in self.requests.values():
             if request.id not in self.aborted:
                 got = [self.outputs[request.id, branch] for branch in range(request.params.n)]
                 assert got == naive(request, self.max_model_len), (self.seed, request)
+        if self.kv_allocation != "paged":
+            assert self.scheduler.counters.preemptions == 0, f"seed {self.seed}: what is reserved was preempted"
         for pool in (self.kv.device, self.kv.host):
             assert pool.num_free == pool.num_blocks, f"seed {self.seed}: blocks leak"
         assert self.kv.tables.num_free_rows == self.scheduler._config.max_num_seqs, f"seed {self.seed}: rows leak"

@@ -2,6 +2,8 @@
 
 import pytest
 
+from octavo.config import KVAllocation
+from octavo.memory.contiguous import RESERVATIONS
 from tests.engine.fake import Scenario
 
 RUNS, CHUNK = 2400, 200
@@ -19,3 +21,11 @@ def test_every_request_ends_without_aborts_in_the_smallest_pool(first: int) -> N
         scenario = Scenario(seed, with_aborts=False)
         scenario.run(check_every_step=False)
         assert scenario.finished == set(scenario.requests)
+
+
+@pytest.mark.parametrize("kv_allocation", RESERVATIONS)
+def test_any_schedule_over_contiguous_regions(kv_allocation: KVAllocation) -> None:
+    for seed in range(200_000, 200_250):
+        scenario = Scenario(seed, with_aborts=seed % 3 > 0, kv_allocation=kv_allocation)
+        scenario.run()
+        assert scenario.with_aborts or scenario.finished == set(scenario.requests)

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 POOL, MANAGER = "memory/block_pool.py", "memory/kv_cache_manager.py"
 SCHEDULER, DECODING, FAKE = "engine/scheduler.py", "engine/decoding.py", "tests/engine/fake.py"
+CONTIGUOUS, BUDDY, BATCHING = "memory/contiguous.py", "memory/buddy.py", "engine/batching.py"
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Bug:
     good: str
     bad: str
     caught_by: str = "hunt"
+    kv_allocation: str = "paged"
 
 
 BUGS = [
@@ -107,6 +109,50 @@ BUGS = [
         "self.kv.publish(entry.seq, entry.end + self.kv.block_size)",
     ),
     Bug("a demand that forgets copy-on-write", MANAGER, "return total + sum(", "return total + 0 * sum("),
+    Bug(
+        "a fork that copies before its source is computed",
+        CONTIGUOUS,
+        "self._uncopied[child] = (source, self.num_blocks_for(child.num_computed))",
+        "self._uncopied[child] = (source, self.num_blocks_for(child.num_computed))\n        self._copy_now(child)",
+        kv_allocation="orca-oracle",
+    ),
+    Bug(
+        "a source given back before it is read",
+        CONTIGUOUS,
+        "if source is seq]:\n            self._copy_now(child)",
+        "if source is seq]:\n            self._uncopied.pop(child)",
+        kv_allocation="orca-oracle",
+    ),
+    Bug(
+        "regions for one sequence of a group",
+        CONTIGUOUS,
+        "for _ in range(first.group_size)][::-1]",
+        "for _ in range(1)]",
+        kv_allocation="orca-max",
+    ),
+    Bug(
+        "room for one sequence of a group",
+        CONTIGUOUS,
+        "* seq.group_size\n",
+        "\n",
+        kv_allocation="orca-pow2",
+    ),
+    Bug("spare regions that leak", CONTIGUOUS, "for start in group.spares:", "for start in ():", kv_allocation="orca-max"),
+    Bug("buddies that are not merged", BUDDY, "while self._take(order,", "while False and self._take(order,", "memory"),
+    Bug(
+        "a batch that never opens again",
+        BATCHING,
+        "if idle:\n            self._open = True",
+        "if idle:",
+        kv_allocation="fastertransformer",
+    ),
+    Bug(
+        "ends that are never told",
+        BATCHING,
+        "        if idle:\n            self._due += self._held\n",
+        "        if False:\n            self._due += self._held\n",
+        kv_allocation="fastertransformer",
+    ),
 ]
 
 
@@ -121,7 +167,9 @@ def test_planted_bug_is_caught(bug: Bug, tmp_path: Path) -> None:
     path.write_text(text.replace(bug.good, bug.bad))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     module = (
-        ["tests.engine.hunt", "6000"] if bug.caught_by == "hunt" else ["pytest", "-q", "-p", "no:cacheprovider", "tests/memory"]
+        ["tests.engine.hunt", "6000", bug.kv_allocation]
+        if bug.caught_by == "hunt"
+        else ["pytest", "-q", "-p", "no:cacheprovider", "tests/memory"]
     )
     run = subprocess.run(
         [sys.executable, "-m", *module], check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
