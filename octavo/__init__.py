@@ -6,15 +6,24 @@ The public API, imported lazily so that ``import octavo`` costs milliseconds.
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
-    from octavo.outputs import CompletionOutput, RequestOutput
+    from octavo.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
     from octavo.sampling_params import BeamSearchParams, SamplingParams
 
 _HOMES = {
     "LLM": "octavo.llm",
+    "BeamSearchOutput": "octavo.outputs",
     "BeamSearchParams": "octavo.sampling_params",
     "CompletionOutput": "octavo.outputs",
     "RequestOutput": "octavo.outputs",

@@ -13,9 +13,17 @@ import msgspec
 from octavo.build import load, open_frontend
 from octavo.config import ConfigError, EngineConfig
 from octavo.detokenizer import TextStream
-from octavo.outputs import CompletionOutput, Logprob, RequestOutput, TokenDelta
+from octavo.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    Logprob,
+    RequestOutput,
+    TokenDelta,
+    best_branches,
+)
 from octavo.request import Request
-from octavo.sampling_params import ParameterError, SamplingParams
+from octavo.sampling_params import BeamSearchParams, ParameterError, SamplingParams
 from octavo.step import TokenLogprobs
 from octavo.tokenizer import Tokenizer
 
@@ -32,11 +40,13 @@ class _Branch:
         self.output = CompletionOutput(index=index, text="", token_ids=[])
         self._stream = TextStream(tokenizer, params, prompt_token_ids)
         self._tokenizer = tokenizer
+        self._is_beam = params.beam is not None
 
     def take(self, delta: TokenDelta) -> str:
         """Add a delta; returns the text that is final now. What comes after a stop string does not count."""
         output, stream = self.output, self._stream
-        new_text = stream.push(delta.token_ids, ends_with_stop_token=delta.finish_reason == "stop")
+        on_stop_token = delta.finish_reason == "stop" and bool(delta.token_ids)
+        new_text = stream.push(delta.token_ids, ends_with_stop_token=on_stop_token)
         if delta.finish_reason is not None:
             new_text += stream.finish()
         kept = stream.num_tokens - len(output.token_ids)
@@ -44,6 +54,8 @@ class _Branch:
         if delta.logprobs is not None:
             output.logprobs = (output.logprobs or []) + [_as_dict(entry, self._tokenizer) for entry in delta.logprobs[:kept]]
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(e.logprob for e in delta.logprobs[:kept])
+        if self._is_beam:  # its log-probabilities are those after penalties and biases
+            output.cumulative_logprob = delta.cumulative_logprob
         if stream.stopped is not None:
             output.finish_reason, output.stop_reason = "stop", stream.stopped
         elif delta.finish_reason is not None:
@@ -59,7 +71,7 @@ class _Pending:
         self.request = request
         self._tokenizer = tokenizer
         params, ids = request.params, request.prompt_token_ids
-        self.branches = [_Branch(i, tokenizer, params, ids) for i in range(params.n)]
+        self.branches = [_Branch(i, tokenizer, params, ids) for i in range(params.num_outputs)]
         self.result = RequestOutput(
             request_id=request.id,
             prompt=prompt,
@@ -82,8 +94,19 @@ class _Pending:
             self.result.prompt_logprobs = [None, *entries]
         self.result.num_cached_tokens = delta.num_cached_tokens
         self.result.metrics = delta.metrics or self.result.metrics
-        self.result.finished = self.finished
+        if self.finished:
+            self._finish()
         return text
+
+    def _finish(self) -> None:
+        """All branches are complete: of those drawn the best are returned."""
+        params, result = self.request.params, self.result
+        result.finished = True
+        if params.selects:
+            result.outputs = [self.branches[i].output for i in best_branches(result.outputs, params.n)]
+            for index, output in enumerate(result.outputs):
+                output.index = index
+                output.logprobs = output.logprobs if params.logprobs is not None else None
 
 
 def _as_dict(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
@@ -193,6 +216,47 @@ class LLM:
             yield from self._run({item.request.id: item}, use_tqdm=False)
         finally:
             self._engine.abort(item.request.id)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of every prompt, by beam search; the outputs come in the order of the prompts.
+
+        Raises:
+            ParameterError: a prompt or a parameter cannot be honoured; nothing is generated then.
+        """
+        several = [params.sampling_params()] if isinstance(params, BeamSearchParams) else [p.sampling_params() for p in params]
+        results = self.generate(prompts, several[0] if isinstance(params, BeamSearchParams) else several, use_tqdm=use_tqdm)
+        return [self._as_beams(result, several[min(index, len(several) - 1)]) for index, result in enumerate(results)]
+
+    def _as_beams(self, result: RequestOutput, params: SamplingParams) -> BeamSearchOutput:
+        sequences = []
+        for output in result.outputs:
+            if params.beam is None or output.cumulative_logprob is None:  # fewer beams exist than were asked for
+                continue
+            tokens = result.prompt_token_ids + output.token_ids
+            sequences.append(
+                BeamSearchSequence(
+                    tokens=tokens,
+                    text=self._tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens),
+                    cum_logprob=output.cumulative_logprob,
+                    score=params.beam.score(output.cumulative_logprob, len(output.token_ids)),
+                    logprobs=output.logprobs,
+                    finish_reason=output.finish_reason,
+                    stop_reason=output.stop_reason,
+                )
+            )
+        return BeamSearchOutput(
+            request_id=result.request_id,
+            prompt=result.prompt,
+            prompt_token_ids=result.prompt_token_ids,
+            sequences=sequences,
+            metrics=result.metrics,
+        )
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""

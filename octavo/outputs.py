@@ -1,6 +1,7 @@
 """What comes out: ``TokenDelta`` from the engine to the API, ``RequestOutput`` to the user."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -60,6 +61,27 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
 
 
+class Ranked(Protocol):
+    """A finished branch, as far as choosing among branches goes."""
+
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
+
+    @property
+    def cumulative_logprob(self) -> float | None: ...
+
+
+def best_branches(branches: Sequence[Ranked], n: int) -> list[int]:
+    """The indices of the ``n`` branches of highest cumulative log-probability, best first, lower index first among equals. One
+    that ended in an error comes after all that did not."""
+
+    def rank(index: int) -> tuple[bool, float]:
+        branch = branches[index]
+        return branch.finish_reason == "error", -(branch.cumulative_logprob or 0.0)
+
+    return sorted(range(len(branches)), key=rank)[:n]
+
+
 class Logprob(msgspec.Struct, frozen=True):
     """One token's log-probability, its rank in the vocabulary (1 = most likely) and its text."""
 
@@ -91,3 +113,26 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
+
+
+class BeamSearchSequence(msgspec.Struct, kw_only=True):
+    """One returned beam. ``tokens`` and ``text`` begin with the prompt; ``logprobs`` are those of the output alone.
+    ``score`` is ``cum_logprob`` over the output's length to the power of the length penalty."""
+
+    tokens: list[int]
+    text: str
+    cum_logprob: float
+    score: float
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+class BeamSearchOutput(msgspec.Struct, kw_only=True):
+    """The beams of one prompt, best first: fewer than were asked for if no more exist."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    sequences: list[BeamSearchSequence]
+    metrics: RequestMetrics | None = None

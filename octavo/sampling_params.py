@@ -60,6 +60,12 @@ class BeamSearch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ok = 1 <= self.width <= MAX_BEAM_WIDTH
         _require(ok, f"beam width must be between 1 and {MAX_BEAM_WIDTH}", "beam_width", self.width)
         _in_range("length_penalty", self.length_penalty, -10.0, 10.0)
+        ok = isinstance(self.early_stopping, bool) or self.early_stopping == "never"
+        _require(ok, 'early_stopping must be true, false or "never"', "early_stopping", self.early_stopping)
+
+    def score(self, cumulative_logprob: float, length: int) -> float:
+        """By which beams that end with ``length`` output tokens are compared."""
+        return cumulative_logprob / math.pow(length, self.length_penalty)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -168,6 +174,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def num_branches(self) -> int:
         """Sequences that are computed side by side: ``n``, ``best_of`` or the beam width."""
         return self.beam.width if self.beam is not None else self.best_of or self.n
+
+    @property
+    def num_outputs(self) -> int:
+        """Branches that deltas speak of: the ``n`` returned beams, or all that are drawn."""
+        return self.n if self.beam is not None else self.num_branches
+
+    @property
+    def selects(self) -> bool:
+        """Whether more sequences are drawn than returned, so that each one's cumulative log-probability must be known."""
+        return self.beam is None and self.num_branches > self.n
+
+    @property
+    def width_name(self) -> str:
+        """The field that says how many sequences are computed, for error messages."""
+        return "beam_width" if self.beam is not None else "best_of" if self.selects else "n"
 
     @property
     def greedy(self) -> bool:

@@ -21,6 +21,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token (several when n branches part here); empty when the prompt goes on in a later step. ``seeds`` has one seed for each.
     ``history`` (all tokens before the draw) and ``prompt_len`` are there only for parameters that need them.
     ``num_prompt_logprobs`` asks for the log-probabilities of ``prompt_targets``, the tokens that follow the computed ones.
+    ``num_candidates``, of a beam, asks for that many likely next tokens in the place of a draw.
     """
 
     seq_id: int
@@ -37,6 +38,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_prompt_logprobs: int | None = None
     prompt_targets: list[int] | None = None
+    num_candidates: int = 0
 
 
 class BlockCopies(msgspec.Struct, frozen=True):
@@ -76,6 +78,17 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     top_logprobs: list[float]
 
 
+class Candidates(msgspec.Struct, frozen=True, gc=False):
+    """What may follow one beam: tokens and their log-probabilities after all of the request's features, likeliest first, lower
+    id first among equals; nothing impossible is among them. ``details`` run beside them where the plan asked for
+    log-probabilities. Not ``sound``: the logits hold NaN or infinity, and nothing can be said."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    details: list[TokenLogprobs] | None = None
+    sound: bool = True
+
+
 class StepTimings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds a worker spent on one step."""
 
@@ -88,11 +101,13 @@ class ModelOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a step, aligned with ``SchedulerOutput.sequences``.
 
     ``token_ids[i]`` has one token for each of sequence i's ``sample_rows``; with drafts, the accepted drafts and one token
-    more. ``logprobs[i]`` runs beside it where the plan asked. ``prompt_logprobs[i]`` has one entry for each prompt target.
+    more; of a beam it is empty and ``candidates[i]`` is set. ``logprobs[i]`` runs beside the tokens where the plan asked.
+    ``prompt_logprobs[i]`` has one entry for each prompt target.
     """
 
     step_id: int
     token_ids: list[list[int]]
     logprobs: list[list[TokenLogprobs] | None] | None = None
     prompt_logprobs: list[list[TokenLogprobs] | None] | None = None
+    candidates: list[Candidates | None] | None = None
     timings: StepTimings = StepTimings()

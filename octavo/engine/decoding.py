@@ -1,4 +1,5 @@
-"""How a group's tokens become more tokens: fork at the end of the prompt, place what is drawn, verify what was guessed.
+"""How a group's tokens become more tokens: fork at the end of the prompt, place what is drawn, verify what was guessed, let
+beams die and part.
 
 Called by the scheduler alone; changes sequences through the KV cache manager's fork / allocate / free.
 """
@@ -6,9 +7,11 @@ Called by the scheduler alone; changes sequences through the KV cache manager's 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from octavo.engine.beam import BeamSearchState, Ends
 from octavo.engine.sequence import Sequence, SequenceGroup, branch_seed
 from octavo.memory.interface import KVManager
-from octavo.step import PENDING
+from octavo.sampling_params import SamplingParams
+from octavo.step import PENDING, Candidates
 
 
 @dataclass(slots=True)
@@ -30,21 +33,69 @@ class Planned:
 def fork_branches(group: SequenceGroup, parent: Sequence, kv: KVManager, seq_ids: Iterator[int]) -> None:
     """At the end of the prompt: every branch begins as a copy of the first and shares all of its blocks."""
     for branch in range(1, group.num_sequences):
-        child = Sequence(
-            seq_id=next(seq_ids),
-            branch=branch,
-            seed=branch_seed(group.request.seed, branch),
-            token_ids=list(parent.token_ids),
-            prompt_len=parent.prompt_len,
-            cache_root=parent.cache_root,
-            usage=parent.usage,
-            max_len=parent.max_len,
-            group_size=parent.group_size,
-        )
-        kv.fork(parent, child)
+        child = _fork(parent, kv, next(seq_ids), branch=branch, seed=branch_seed(group.request.seed, branch))
         kv.hold_row(child)
         group.sequences.append(child)
-    group.forked = True
+
+
+def _fork(parent: Sequence, kv: KVManager, seq_id: int, *, branch: int, seed: int) -> Sequence:
+    """A copy of ``parent`` that shares all of its blocks."""
+    child = Sequence(
+        seq_id=seq_id,
+        branch=branch,
+        seed=seed,
+        token_ids=list(parent.token_ids),
+        prompt_len=parent.prompt_len,
+        cache_root=parent.cache_root,
+        usage=parent.usage,
+        max_len=parent.max_len,
+        group_size=parent.group_size,
+        reforks=parent.reforks,
+    )
+    kv.fork(parent, child)
+    return child
+
+
+def begin_search(params: SamplingParams, eos_token_ids: frozenset[int], max_tokens: int) -> BeamSearchState | None:
+    """The state of the search that a request asks for, if it does."""
+    if params.beam is None:
+        return None
+    eos = frozenset[int]() if params.ignore_eos else eos_token_ids
+    return BeamSearchState(params.beam, Ends(eos, frozenset(params.stop_token_ids or ()), max_tokens))
+
+
+def round_is_complete(group: SequenceGroup, seq: Sequence, found: Candidates) -> bool:
+    """Keep the candidates of one beam; whether those of every running beam are there, or of one that ends the search."""
+    group.candidates[seq.seq_id] = found
+    return not found.sound or len(group.candidates) == len(group.live)
+
+
+def advance_beams(group: SequenceGroup, search: BeamSearchState, kv: KVManager, seq_ids: Iterator[int]) -> None:
+    """Play one round of the search and let the sequences follow: first those without a survivor are freed, so that no more
+    than the beam width ever hold rows and blocks; then the first survivor of a beam goes on in its sequence, and each other
+    is a fork of it."""
+    found = [group.candidates.get(seq.seq_id) for seq in group.sequences]
+    group.candidates.clear()
+    complete = [one for one in found if one is not None and one.sound]
+    if len(complete) < len(found):
+        search.fail()
+    survivors = search.advance(complete) if not search.done else []
+    continued = {survivor.parent for survivor in survivors}
+    for index, seq in enumerate(group.sequences):
+        if index not in continued:
+            kv.free(seq)
+            seq.finished = True
+    if search.done:
+        return
+    beams: list[Sequence] = []
+    for survivor in survivors:
+        parent = group.sequences[survivor.parent]
+        heir = survivor.parent in continued
+        continued.discard(survivor.parent)
+        beams.append(parent if heir else _fork(parent, kv, next(seq_ids), branch=parent.branch, seed=parent.seed))
+    for seq, survivor in zip(beams, survivors, strict=True):  # forks are copies of what parents were before
+        seq.token_ids.append(survivor.token_id)
+    group.sequences = beams
 
 
 def place_drawn(planned: Planned, seq: Sequence, token: int) -> None:

@@ -15,7 +15,7 @@ from octavo.config import EngineConfig
 from octavo.engine import decoding, ngram
 from octavo.engine.batching import Batching, BatchLevel, IterationLevel
 from octavo.engine.decoding import Planned
-from octavo.engine.deltas import deltas_of, request_metrics
+from octavo.engine.deltas import beam_deltas, deltas_of, request_metrics
 from octavo.engine.policy import POLICIES
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup, branch_seed
 from octavo.engine.stopping import finish_reason
@@ -27,7 +27,7 @@ from octavo.metrics import EngineStats
 from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.sampling_params import ParameterError
-from octavo.step import PENDING, ModelOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
+from octavo.step import PENDING, Candidates, ModelOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -98,15 +98,16 @@ class Scheduler:
         limit = self._max_model_len
         if params.max_tokens is not None:
             limit = min(limit, prompt_len + params.max_tokens)
-        num_sequences = 1 if params.greedy else params.n
+        num_sequences = 1 if params.greedy and params.beam is None else params.num_branches
         self._refuse_what_never_fits(request, limit, num_sequences)
         group = SequenceGroup(
             request=request,
             order=next(self._orders),
-            num_branches=params.n,
+            num_branches=params.num_outputs,
             num_sequences=num_sequences,
             max_tokens_total=limit,
-            plans_ahead=not params.needs_history and self._config.spec_method is None,
+            plans_ahead=not params.needs_history and params.beam is None and self._config.spec_method is None,
+            search=decoding.begin_search(params, self._eos_token_ids, limit - prompt_len),
         )
         first = Sequence(
             seq_id=next(self._seq_ids),
@@ -125,7 +126,7 @@ class Scheduler:
         self._enqueue(group, GroupStatus.WAITING)
 
     def _refuse_what_never_fits(self, request: Request, limit: int, num_sequences: int) -> None:
-        prompt_len = len(request.prompt_token_ids)
+        prompt_len, width = len(request.prompt_token_ids), request.params.width_name
         if prompt_len == 0:
             raise ParameterError("The prompt is empty.", param="prompt", value="")
         if prompt_len >= self._max_model_len:
@@ -137,16 +138,16 @@ class Scheduler:
             )
         if num_sequences > self._config.max_num_seqs:
             raise ParameterError(
-                f"n={num_sequences} sequences cannot run at once: max_num_seqs is {self._config.max_num_seqs}.",
-                param="n",
+                f"{width}={num_sequences} sequences cannot run at once: max_num_seqs is {self._config.max_num_seqs}.",
+                param=width,
                 value=num_sequences,
             )
         needed = self.kv.blocks_needed(prompt_len=prompt_len, max_len=limit, num_sequences=num_sequences)
         if needed > self.kv.device.num_blocks:
             raise ParameterError(
                 f"The request needs up to {needed} KV blocks of {self.kv.block_size} tokens ({num_sequences} x {limit} tokens)"
-                f", but there are only {self.kv.device.num_blocks}. Please reduce max_tokens, n or the prompt.",
-                param="max_tokens" if num_sequences == 1 else "n",
+                f", but there are only {self.kv.device.num_blocks}. Please reduce max_tokens, {width} or the prompt.",
+                param="max_tokens" if num_sequences == 1 else width,
                 value=needed,
             )
 
@@ -159,8 +160,8 @@ class Scheduler:
         group = self._groups.get(request_id)
         if group is None:
             return None
-        mirrored = group.num_branches > group.num_sequences
-        if branch is not None and (mirrored or not group.forked):
+        apart = group.forked and group.search is None and group.num_branches == group.num_sequences
+        if branch is not None and not apart:
             group.silenced.add(branch)
             if len(group.silenced) < group.num_branches:
                 return None
@@ -296,7 +297,9 @@ class Scheduler:
         targets: list[Sequence] = []
         if end >= known:
             if not group.forked:
-                decoding.fork_branches(group, seq, self.kv, self._seq_ids)
+                if group.search is None:
+                    decoding.fork_branches(group, seq, self.kv, self._seq_ids)
+                group.forked = True
                 self.counters.prompt_tokens += seq.prompt_len
                 targets = list(group.sequences)
             else:
@@ -319,6 +322,7 @@ class Scheduler:
             params.prompt_logprobs is not None
             and start < seq.prompt_len - 1
             and seq.branch == 0
+            and not seq.num_output_tokens
             and group.prompt_logprobs is not None
         ):
             prompt_targets = seq.token_ids[start + 1 : min(end + 1, seq.prompt_len)]
@@ -332,11 +336,12 @@ class Scheduler:
             sample_rows=tuple(t.row for t in targets),
             seeds=tuple(t.seed for t in targets),
             params=params if targets else None,
-            num_logprobs=params.logprobs if targets else None,
+            num_logprobs=(0 if params.selects and params.logprobs is None else params.logprobs) if targets else None,
             history=list(seq.token_ids) if targets and params.needs_history else None,
             bad_words_token_ids=group.request.bad_words_token_ids if targets else (),
             num_prompt_logprobs=params.prompt_logprobs if prompt_targets else None,
             prompt_targets=prompt_targets,
+            num_candidates=group.search.num_candidates if group.search and targets else 0,
         )
 
     # ------------------------------------------------------------------------------------------------ residence of groups
@@ -356,6 +361,7 @@ class Scheduler:
             self.kv.free(seq)
             seq.num_computed = 0
             seq.drafts = []
+        group.candidates.clear()  # they come again, with those of all beams
         if group.needs_prompt_logprobs:
             group.prompt_logprobs = None
         self._enqueue(group, GroupStatus.WAITING)
@@ -449,7 +455,9 @@ class Scheduler:
             if entry.group.prompt_logprobs is not None and output.prompt_logprobs is not None:
                 entry.group.prompt_logprobs.extend(output.prompt_logprobs[index] or ())
             logprobs = output.logprobs[index] if output.logprobs is not None else None
-            if entry.num_drafts:
+            if entry.group.search is not None:
+                self._commit_candidates(entry, output.candidates[index] if output.candidates else None, now, deltas)
+            elif entry.num_drafts:
                 self._commit_verified(entry, output.token_ids[index], logprobs, now, deltas)
             else:
                 self._commit_drawn(entry, output.token_ids[index], logprobs, now, deltas)
@@ -466,6 +474,21 @@ class Scheduler:
                 self._deliver(entry.group, seq, [token], entry.position, logprobs[i : i + 1] if logprobs else None, now, deltas)
                 if not seq.finished and not entry.group.plans_ahead:
                     self._propose(entry.group, seq)
+
+    def _commit_candidates(self, entry: Planned, found: Candidates | None, now: float, deltas: list[TokenDelta]) -> None:
+        group, seq, search = entry.group, entry.seq, entry.group.search
+        if seq.finished or search is None:
+            return
+        self.kv.publish(seq, entry.end)
+        if found is None or not decoding.round_is_complete(group, seq, found):
+            return
+        decoding.advance_beams(group, search, self.kv, self._seq_ids)
+        self._note_times(group, now)
+        new = beam_deltas(group, search, request_metrics(group) if search.done else None)
+        self.counters.generation_tokens += sum(len(delta.token_ids) for delta in new)
+        deltas.extend(new)
+        if search.done:
+            self._retire(group)
 
     def _commit_verified(
         self, entry: Planned, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float, deltas: list[TokenDelta]

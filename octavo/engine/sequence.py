@@ -7,11 +7,12 @@ tokens, some of them computed, and computed catches up with tokens.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from octavo.engine.beam import BeamSearchState
 from octavo.memory.block_pool import Block
 from octavo.memory.kv_cache_manager import KVUsage
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
-from octavo.step import TokenLogprobs
+from octavo.step import Candidates, TokenLogprobs
 
 _MASK64 = (1 << 64) - 1
 
@@ -83,6 +84,8 @@ class SequenceGroup:
 
     ``max_tokens_total`` bounds prompt plus output. ``num_branches`` is what the client sees, ``num_sequences`` what is
     computed: greedy branches are equal, so one sequence stands for all. ``forked`` tells whether the branches exist yet.
+    With ``search``, ``sequences`` are its running beams in their order, ``candidates`` what this round has brought so far by
+    sequence id, and the branches are the beams that will be returned.
     """
 
     request: Request
@@ -101,6 +104,8 @@ class SequenceGroup:
     silenced: set[int] = field(default_factory=set)
     timings: GroupTimings = field(default_factory=GroupTimings)
     prompt_logprobs: list[TokenLogprobs] | None = None
+    search: BeamSearchState | None = None
+    candidates: dict[int, Candidates] = field(default_factory=dict)
 
     @property
     def params(self) -> SamplingParams:
@@ -116,8 +121,8 @@ class SequenceGroup:
 
     @property
     def width(self) -> int:
-        """Rows that the group holds or will hold."""
-        return len(self.live) if self.forked else self.num_sequences
+        """Rows that the group holds or will hold. Beams come and go, so that a search keeps room for all of them."""
+        return len(self.live) if self.forked and self.search is None else self.num_sequences
 
     @property
     def needs_prompt_logprobs(self) -> bool:

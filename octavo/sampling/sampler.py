@@ -14,18 +14,24 @@ import numpy as np
 from octavo.backends.base import Array, Backend
 from octavo.sampling.allowed_tokens import AllowedTokens
 from octavo.sampling.bad_words import BadWords
+from octavo.sampling.candidates import CandidateFinder, CandidateRow
 from octavo.sampling.logit_bias import LogitBias
 from octavo.sampling.min_tokens import MinTokens
 from octavo.sampling.penalties import Penalties
 from octavo.sampling.row import Feature, SampleRow
 from octavo.sampling.verify import draft_rows, num_accepted
-from octavo.step import TokenLogprobs
+from octavo.step import Candidates, TokenLogprobs
 
-__all__ = ["INVALID_TOKEN", "SampleRow", "Sampler"]
+__all__ = ["INVALID_TOKEN", "CandidateRow", "SampleRow", "Sampler"]
 
 INVALID_TOKEN = -1
 """Instead of a token, as ops say it: the row's logits hold NaN or infinity, or the request's own parameters leave it no token
 at all. The sequence should end with finish reason "error"."""
+
+
+def features_in_order(eos_token_ids: tuple[int, ...]) -> tuple[Feature, ...]:
+    """The order of vLLM: what is impossible, then what is shifted, then what is damped; temperature and the rest follow."""
+    return AllowedTokens(), BadWords(), MinTokens(eos_token_ids), LogitBias(), Penalties()
 
 
 class Sampler:
@@ -34,14 +40,8 @@ class Sampler:
     def __init__(self, backend: Backend, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._backend = backend
         self._vocab_size = vocab_size
-        # The order of vLLM: what is impossible, then what is shifted, then what is damped; temperature and the rest follow.
-        self._features: tuple[Feature, ...] = (
-            AllowedTokens(),
-            BadWords(),
-            MinTokens(eos_token_ids),
-            LogitBias(),
-            Penalties(),
-        )
+        self._features = features_in_order(eos_token_ids)
+        self._candidates = CandidateFinder(backend, self._features, features_in_order(()))
 
     def __call__(self, logits: Array, rows: Sequence[SampleRow]) -> tuple[list[int], list[TokenLogprobs | None]]:
         """One token for each of ``rows``, drawn from float32[R, V] ``logits``, and its log-probabilities where asked for."""
@@ -65,6 +65,10 @@ class Sampler:
         tokens, logprobs = self(logits, draft_rows(first, drafts))
         count = num_accepted(drafts, tokens)
         return tokens[:count], logprobs[:count]
+
+    def candidates(self, logits: Array, wanted: Sequence[CandidateRow]) -> list[Candidates]:
+        """What may follow each beam, instead of a draw."""
+        return self._candidates(logits, wanted)
 
     def prompt_logprobs(self, logits: Array, targets: Sequence[int], num: int) -> list[TokenLogprobs]:
         """For row i of float32[R, V] the log-probability and rank of ``targets[i]``, and the ``num`` likeliest tokens.

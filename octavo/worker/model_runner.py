@@ -10,11 +10,12 @@ import numpy as np
 
 from octavo.backends.base import Array, Backend, Batch, BatchCapacity, KVCache
 from octavo.models import Model
-from octavo.sampling.sampler import INVALID_TOKEN, Sampler, SampleRow
+from octavo.sampling.sampler import INVALID_TOKEN, CandidateRow, Sampler, SampleRow
 from octavo.sampling.verify import draft_rows, num_accepted
 from octavo.sampling_params import SamplingParams
 from octavo.step import (
     BlockCopies,
+    Candidates,
     ModelOutput,
     ScheduledSequence,
     SchedulerOutput,
@@ -85,12 +86,14 @@ class ModelRunner:
             hidden, logits = self._forward(batch)
         computed = time.perf_counter()
         token_ids, logprobs = self._sample(plan, logits, first_rows)
+        candidates = self._candidates(plan, logits, first_rows)
         prompt_logprobs = self._prompt_logprobs(plan, hidden, arrays["query_start"])
         return ModelOutput(
             step_id=plan.step_id,
             token_ids=token_ids,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            candidates=candidates,
             timings=StepTimings(copies=copied - started, forward=computed - copied, sampling=time.perf_counter() - computed),
         )
 
@@ -106,19 +109,19 @@ class ModelRunner:
             return [[] for _ in plan.sequences], None
         draws: list[SampleRow] = []
         for seq, first in zip(plan.sequences, first_rows, strict=True):
-            if first >= 0:
+            if first >= 0 and not seq.num_candidates:
                 draws.extend(_draws(seq, first))
         drawn, drawn_logprobs = self._sampler(logits, draws)
         tokens: list[list[int]] = []
         logprobs: list[list[TokenLogprobs] | None] = []
         next_draw = 0
         for seq in plan.sequences:
-            count = len(seq.sample_rows) + seq.num_drafts if seq.sample_rows else 0
+            count = len(seq.sample_rows) + seq.num_drafts if seq.sample_rows and not seq.num_candidates else 0
             mine = drawn[next_draw : next_draw + count]
             if seq.num_drafts:
                 mine = mine[: num_accepted(_drafts(seq), mine)]
             # A row without a token ends at commit; until then a plan in flight may still compute something harmless for it.
-            for row, token in zip(seq.sample_rows, mine[-len(seq.sample_rows) :], strict=False):
+            for row, token in zip(seq.sample_rows, mine[-len(seq.sample_rows) :], strict=False):  # beams draw nothing
                 self._last_token[row] = max(token, 0)
             tokens.append(mine)
             wants = seq.num_logprobs is not None and count
@@ -126,6 +129,17 @@ class ModelRunner:
             logprobs.append([entry or NO_LOGPROBS for entry in entries] if wants else None)
             next_draw += count
         return tokens, logprobs if any(logprobs) else None
+
+    def _candidates(self, plan: SchedulerOutput, logits: Array, first_rows: list[int]) -> list[Candidates | None] | None:
+        wanted = [
+            CandidateRow(_draws(seq, first)[0], seq.num_candidates)
+            for seq, first in zip(plan.sequences, first_rows, strict=True)
+            if seq.num_candidates
+        ]
+        if not wanted:
+            return None
+        found = iter(self._sampler.candidates(logits, wanted))
+        return [next(found) if seq.num_candidates else None for seq in plan.sequences]
 
     def _prompt_logprobs(
         self, plan: SchedulerOutput, hidden: Array, query_start: np.ndarray
