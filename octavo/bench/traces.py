@@ -109,8 +109,8 @@ def with_means(trace: Trace, *, mean_input: float, mean_output: float, vocab_siz
     Prompts become random token ids. Nothing grows beyond ``max_len`` tokens, input and output together."""
     inputs = np.array([len(request.prompt_token_ids) for request in trace.requests], float)
     outputs = np.array([request.output_len for request in trace.requests], float)
-    inputs = _scaled(inputs, mean_input, np.full(len(inputs), max_len // 2))
-    outputs = _scaled(outputs, mean_output, max_len - inputs)
+    outputs = _scaled(outputs, mean_output, np.full(len(outputs), max_len * 3 // 4))
+    inputs = _scaled(inputs, mean_input, max_len - outputs)
     random = np.random.default_rng(0x0D)
     requests = [
         TraceRequest(_random_ids(random, int(prompt), vocab_size), int(output), request.arrival)

