@@ -17,8 +17,11 @@ from octavo.metrics import EngineStats
 from octavo.outputs import TokenDelta
 from octavo.request import Request
 
-SAMPLED = 8
-"""Steps from one look at the engine to the next."""
+SAMPLED = 7
+"""Steps from one look at the engine to the next: a number that lengths are seldom multiples of."""
+
+ENOUGH = 0.2
+"""Part of a run that must have been under load for means to be taken of that part alone."""
 
 SLOTS = ("tokens", "reserved", "internal", "rounding", "unusable", "cached", "free", "saved")
 """Fields of the KV cache's record of its slots."""
@@ -227,7 +230,7 @@ class _Run:
             self._engine.step()
 
     def _summary(self, seconds: float, steps: int) -> Replayed:
-        watch = self._loaded if self._loaded.seconds else self._whole
+        watch = self._loaded if self._loaded.seconds > ENOUGH * self._whole.seconds else self._whole
         stats, before = self._engine.stats(), self._before
         total = self._engine.scheduler.kv_slots().total
         latencies = self._latencies or [0.0]

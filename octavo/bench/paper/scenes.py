@@ -55,7 +55,7 @@ def scene(
             prefix_caching=prefix_caching,
         )
     slow = policy in ("orca-max", "fastertransformer")
-    count = (8 if slow else 24) if bench.quick else (24 if slow else 96)
+    count = (8 if slow or trace == "chatbot" else 24) if bench.quick else (24 if slow else 96)
     return Serve(
         machine=machine,
         trace=trace,
