@@ -306,7 +306,7 @@ def test_more_beams_than_can_run_name_their_field(server: RunningServer, tiny_mo
 @pytest.mark.parametrize("extra", [{"best_of": 8}, {"use_beam_search": True, "best_of": 8}], ids=["best_of", "beams"])
 def test_a_client_that_leaves_frees_every_block(server: RunningServer, extra: dict[str, Any]) -> None:
     gone = server.metric("octavo_clients_gone_total")
-    sock = raw_post(server, COMPLETIONS, {"prompt": ["Once"] * 12, "max_tokens": 500, "ignore_eos": True, **extra})
+    sock = raw_post(server, COMPLETIONS, {"prompt": ["Once"] * 64, "max_tokens": 500, "ignore_eos": True, **extra})
     server.wait_until_busy()
     sock.close()
     server.wait_metric("octavo_clients_gone_total", gone + 1)
