@@ -7,7 +7,7 @@ Called by the scheduler alone; changes sequences through the KV cache manager's 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from octavo.engine.beam import BeamSearchState, Ends
+from octavo.engine.beam import BeamSearchState, Ends, Survivor
 from octavo.engine.sequence import Sequence, SequenceGroup, branch_seed
 from octavo.memory.interface import KVManager
 from octavo.sampling_params import SamplingParams
@@ -49,6 +49,8 @@ def _fork(parent: Sequence, kv: KVManager, seq_id: int, *, branch: int, seed: in
         cache_root=parent.cache_root,
         usage=parent.usage,
         max_len=parent.max_len,
+        group_size=parent.group_size,
+        reforks=parent.reforks,
     )
     kv.fork(parent, child)
     return child
@@ -78,22 +80,30 @@ def advance_beams(group: SequenceGroup, search: BeamSearchState, kv: KVManager, 
     if len(complete) < len(found):
         search.fail()
     survivors = search.advance(complete) if not search.done else []
+    _free_the_dead(group.sequences, survivors, kv)
+    if not search.done:
+        group.sequences = _continue(group.sequences, survivors, kv, seq_ids)
+
+
+def _free_the_dead(parents: list[Sequence], survivors: list[Survivor], kv: KVManager) -> None:
     continued = {survivor.parent for survivor in survivors}
-    for index, seq in enumerate(group.sequences):
+    for index, seq in enumerate(parents):
         if index not in continued:
             kv.free(seq)
             seq.finished = True
-    if search.done:
-        return
+
+
+def _continue(parents: list[Sequence], survivors: list[Survivor], kv: KVManager, seq_ids: Iterator[int]) -> list[Sequence]:
     beams: list[Sequence] = []
+    inherited: set[int] = set()
     for survivor in survivors:
-        parent = group.sequences[survivor.parent]
-        heir = survivor.parent in continued
-        continued.discard(survivor.parent)
+        parent = parents[survivor.parent]
+        heir = survivor.parent not in inherited
+        inherited.add(survivor.parent)
         beams.append(parent if heir else _fork(parent, kv, next(seq_ids), branch=parent.branch, seed=parent.seed))
-    for seq, survivor in zip(beams, survivors, strict=True):  # forks are copies of what parents were before
+    for seq, survivor in zip(beams, survivors, strict=True):  # only now: forks are copies of what parents were before
         seq.token_ids.append(survivor.token_id)
-    group.sequences = beams
+    return beams
 
 
 def place_drawn(planned: Planned, seq: Sequence, token: int) -> None:

@@ -122,11 +122,18 @@ BUGS = [
         "            kv.free(seq)\n            seq.finished = True",
         "            pass",
     ),
-    Bug("two beams in one sequence", DECODING, "heir = survivor.parent in continued", "heir = True"),
-    Bug("beams that keep room for one", SEQUENCE, "if self.forked and self.search is None", "if self.forked"),
     Bug(
-        "beams in the order of their parents", DECODING, "    group.sequences = beams\n", "    group.sequences = beams[::-1]\n"
+        "beams that fork before the dead are freed",
+        DECODING,
+        "    _free_the_dead(group.sequences, survivors, kv)\n    if not search.done:\n"
+        "        group.sequences = _continue(group.sequences, survivors, kv, seq_ids)\n",
+        "    parents = group.sequences\n    if not search.done:\n"
+        "        group.sequences = _continue(parents, survivors, kv, seq_ids)\n    _free_the_dead(parents, survivors, kv)\n",
+        kv_allocation="orca-max",
     ),
+    Bug("two beams in one sequence", DECODING, "heir = survivor.parent not in inherited", "heir = True"),
+    Bug("beams that keep room for one", SEQUENCE, "if self.forked and self.search is None", "if self.forked"),
+    Bug("beams in the order of their parents", DECODING, "    return beams\n", "    return beams[::-1]\n"),
     Bug("ends that are looked for among all candidates", BEAM, "elif place < self.params.width:", "else:"),
     Bug(
         "beams that plan ahead",
