@@ -67,13 +67,16 @@ PackedWeight::PackedWeight(int64_t rows, int64_t columns, bool bf16)
     : rows(rows), columns(columns), bf16(bf16),
       region(product(round_up(rows, kColumnBlock), bf16 ? round_up(columns, kDepthStep) : columns, bf16 ? 2 : 4)) {}
 
+// Beyond what an engine pages by: a context in one block is how contiguous keys and values are measured.
+constexpr int32_t kMostInBlock = 65536;
+
 KVBlocks::KVBlocks(int64_t num_layers, int64_t num_blocks, int64_t num_host_blocks, int32_t num_kv_heads, int32_t head_dim,
                    int32_t block_size, const std::string& dtype)
     : num_layers(num_layers), num_blocks(num_blocks), num_host_blocks(num_host_blocks), num_kv_heads(num_kv_heads),
       head_dim(head_dim), block_size(block_size), type(kv_type(dtype)),
       device(product(num_layers, num_blocks, num_kv_heads, head_bytes())),
       host(product(num_layers, num_host_blocks, num_kv_heads, head_bytes())) {
-    if (block_size < 1 || block_size > 256) throw std::invalid_argument("block size must be 1 to 256");
+    if (block_size < 1 || block_size > kMostInBlock) throw std::invalid_argument("block size must be 1 to 65536");
     if (head_dim < 8 || head_dim > 256 || head_dim % 8) throw std::invalid_argument("head_dim must be a multiple of 8 up to 256");
     if (num_kv_heads < 1) throw std::invalid_argument("there must be a kv head");
     if (device.bytes() < kHugePage) return;

@@ -132,6 +132,8 @@ class LLM:
         for name in config:
             if name not in known:
                 raise ConfigError(f"LLM has no argument {name!r}; it has: {', '.join(sorted(known))}")
+        if isinstance(config.get("pin_prefix"), str):
+            config["pin_prefix"] = (config["pin_prefix"],)
         self.config = EngineConfig(model=model, **config)
         frontend = open_frontend(self.config)
         prefixes = read_prefixes(self.config.pin_prefix, frontend.tokenizer)

@@ -25,8 +25,19 @@ def test_branches(smollm2_path: Path) -> None:
     assert output.count("\n") >= 6 and "copy-on-writes 3" in output
 
 
+def test_beams(smollm2_path: Path) -> None:
+    output = run("beams.py")
+    assert output.count("\nbest of 8, ") == 2 and output.count("beam -") == 2 and ", shared " in output
+
+
+def test_pinned(smollm2_path: Path) -> None:
+    first, *answers = run("pinned.py").splitlines()
+    pinned = first.removeprefix("pinned ").removesuffix(" tokens")
+    assert int(pinned) >= 128 and len([line for line in answers if line.startswith(f"{pinned} of ")]) == 2
+
+
 def test_every_example_is_tested() -> None:
-    tested = {"offline.py", "branches.py", "client.py"}
+    tested = {"offline.py", "branches.py", "beams.py", "pinned.py", "client.py", "beams_client.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -34,3 +45,9 @@ def test_every_example_is_tested() -> None:
 def test_client(served_smollm2: str) -> None:
     output = run("client.py", f"{served_smollm2}/v1")
     assert "--- 3:" in output and "--- streamed:" in output
+
+
+@pytest.mark.usefixtures("smollm2_path")
+def test_beams_client(served_smollm2: str) -> None:
+    output = run("beams_client.py", f"{served_smollm2}/v1")
+    assert output.count("\n  ") >= 4 and output.count("best: ") == 1

@@ -3,7 +3,7 @@
 Plain data, imports nothing of octavo: the command line reads it before anything heavy is loaded. Lengths are in tokens.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -49,3 +49,17 @@ class RooflineOptions(msgspec.Struct, frozen=True, kw_only=True):
     json: Annotated[bool, Meta(description="print one JSON object")] = False
     output_json: Annotated[str | None, Meta(description="write the JSON object to a file")] = None
     plot: Annotated[str | None, Meta(description="draw ceilings and ops into a file, .svg or .png")] = None
+
+
+class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``octavo bench paper``."""
+
+    figure: Annotated[tuple[str, ...], Meta(description="names of figures; default: all")] = ()
+    mode: Annotated[
+        Literal["real", "simulated"] | None,
+        Meta(description="this machine, or the paper's machines in virtual time; default: both"),
+    ] = None
+    quick: Annotated[bool, Meta(description="every figure in a few minutes: short runs, one seed, one simulated model")] = False
+    out: Annotated[str, Meta(description="directory for tables, pictures and what was measured")] = "paper"
+    sharegpt: Annotated[str | None, Meta(description="JSON file of ShareGPT conversations; default: a packaged one")] = None
+    force: Annotated[bool, Meta(description="measure again what an earlier run has measured")] = False

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from octavo.bench.options import LatencyOptions, RooflineOptions, ThroughputOptions
+from octavo.bench.options import LatencyOptions, PaperOptions, RooflineOptions, ThroughputOptions
 from octavo.commands import USAGE_ERROR, flags
 from octavo.config import EngineConfig
 
@@ -54,6 +54,27 @@ MEASUREMENTS = {
             "kv_cache_memory_bytes",
             "num_gpu_blocks_override",
             "swap_space",
+            "spec_method",
+            "spec_tokens",
+        ),
+    ),
+    "paper": Measurement(
+        "the PagedAttention paper's figures, its numbers beside these",
+        "Measure the figures of the PagedAttention paper on this machine and on the paper's, simulated: tables and pictures.",
+        PaperOptions,
+        "octavo.bench.paper.main",
+        decides=(
+            "backend",
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "enable_prefix_caching",
+            "kv_allocation",
+            "gpu_memory_utilization",
+            "kv_cache_memory_bytes",
+            "num_gpu_blocks_override",
+            "preemption_mode",
             "spec_method",
             "spec_tokens",
         ),

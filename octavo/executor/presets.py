@@ -40,8 +40,9 @@ def _a100(num_devices: int, memory_bandwidth: float, name: str) -> Hardware:
     - 3 ms of host work a step and 0.25 ms more a sequence: planning, inputs, launching and drawing one by one, not overlapped;
     - 25 us for each of the two exchanges of a layer, the latency of a small all-reduce over NVLink.
 
-    The host work is what makes two of the paper's figures agree with Little's law: 30.42 requests at once at 2 requests/s with
-    337.99 output tokens are 45 ms a step, 132.44 at 30 requests/s with 58.45 are 76 ms. Nothing else is fitted to its results.
+    The host work and the efficiency for keys and values were set so that steps take as long as two of the paper's figures say
+    by Little's law: 30.42 requests at once at 2 requests/s with 337.99 output tokens are 45 ms a step, 132.44 at 30 requests/s
+    with 58.45 are 76 ms. What is simulated for the paged cache at these two points is therefore not independent of the paper.
     """
     return Hardware(
         name=name,

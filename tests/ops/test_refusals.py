@@ -216,7 +216,7 @@ GOOD_BLOCKS: dict[str, Any] = {
 @pytest.mark.parametrize(
     "bad",
     [
-        {"head_dim": 12}, {"head_dim": 0}, {"head_dim": 264}, {"head_dim": -8}, {"block_size": 0}, {"block_size": 257},
+        {"head_dim": 12}, {"head_dim": 0}, {"head_dim": 264}, {"head_dim": -8}, {"block_size": 0}, {"block_size": 65537},
         {"block_size": -1}, {"num_kv_heads": 0}, {"num_blocks": -1}, {"num_layers": -1}, {"num_blocks": 2**62},
         {"num_host_blocks": -5}, {"num_blocks": 2**40, "num_layers": 2**40}, {"dtype": "int4"},
     ],

@@ -8,6 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from octavo import LLM, SamplingParams
+from octavo.config import ConfigError
 from tests.server.test_process import running, serve_and_wait
 from tests.server.tiny import RunningServer
 
@@ -68,6 +70,17 @@ def test_what_cannot_be_pinned_is_one_line_and_64(
     assert ended.returncode == 64, ended.stderr
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("octavo: error: ")]
     assert words in line
+
+
+def test_llm_pins_files_too(tiny_model: Path, files: tuple[str, str]) -> None:
+    llm = LLM(model=str(tiny_model), swap_space=0.01, pin_prefix=files[1])
+    (output,) = llm.generate(STORY + " a", SamplingParams(max_tokens=1), use_tqdm=False)
+    assert output.num_cached_tokens >= 16 and llm._engine.stats().blocks_pinned == output.num_cached_tokens // 16
+    llm.shutdown()
+    with pytest.raises(ConfigError, match=r"story\.txt: With this prefix"):
+        LLM(model=str(tiny_model), swap_space=0.01, pin_prefix=files[1:], num_gpu_blocks_override=33)
+    with pytest.raises(ConfigError, match="needs prefix caching"):
+        LLM(model=str(tiny_model), swap_space=0.01, pin_prefix=files[1:], enable_prefix_caching=False)
 
 
 def test_a_missing_file_is_one_line_and_64(tiny_model: Path) -> None:

@@ -1,0 +1,122 @@
+"""What a figure may ask for while it measures: runs of engines, remembered; a loaded model; the options.
+
+Owns engines for as long as a run takes, and the loaded parts that kernels are measured on. Figures get one ``Bench`` and know
+nothing of files or of how engines are built.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from octavo.bench.options import PaperOptions
+from octavo.bench.paper.driver import Arrival, Replayed, replay
+from octavo.bench.paper.store import Store
+from octavo.bench.paper.workload import HERE, Serve, Traces
+from octavo.build import Frontend, Loaded, Parts, load, load_parts, open_frontend
+from octavo.build_simulated import Simulated, preset_named, simulate_preset
+from octavo.clock import WallClock
+from octavo.config import EngineConfig
+
+WARM_UP = 4
+"""Requests, of the first tokens only, that a real engine computes before a run."""
+
+
+class Bench:
+    """``config`` is the user's; of it count the model and how it is computed."""
+
+    def __init__(self, config: EngineConfig, options: PaperOptions) -> None:
+        self.config = config
+        self.options = options
+        self.quick = options.quick
+        folder = Path(options.out)
+        self.store = Store(folder / "runs", force=options.force)
+        self.traces = Traces(
+            file=options.sharegpt,
+            tokenizer=lambda: self.frontend.tokenizer,
+            vocab_size=self.frontend.vocab_size,
+        )
+
+    @cached_property
+    def frontend(self) -> Frontend:
+        return open_frontend(self.config)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What every real result depends on: the engine's settings that were changed."""
+        given = msgspec.structs.asdict(self.config)
+        defaults = {f.name: f.default for f in msgspec.structs.fields(EngineConfig)}
+        return {name: value for name, value in given.items() if value != defaults[name]}
+
+    def say(self, line: str) -> None:
+        """Progress, beside what is printed as a result."""
+        print(line, file=sys.stderr, flush=True)
+
+    def served(self, serve: Serve) -> Replayed:
+        """One run: computed, or found among the results."""
+        spec = msgspec.structs.asdict(serve)
+        if serve.machine == HERE:
+            spec["settings"] = self.settings
+        found = self.store.once(serve.name, spec, lambda: msgspec.to_builtins(self._serve(serve)))
+        return msgspec.convert(found, Replayed)
+
+    def once(self, name: str, spec: Mapping[str, Any], compute: Any) -> dict[str, Any]:
+        """Anything else that takes long, on this machine."""
+        return self.store.once(name, {**spec, "settings": self.settings}, compute)
+
+    def _serve(self, serve: Serve) -> Replayed:
+        self.say(f"    {serve.name}")
+        arrivals = self.traces.arrivals(serve)
+        if serve.machine != HERE:
+            simulated = self.simulated(serve)
+            return replay(simulated.engine, arrivals, simulated.clock, limit=serve.limit)
+        loaded = load(self._config_of(serve))
+        try:
+            self._warm_up(loaded, arrivals[:WARM_UP])
+            return replay(loaded.engine, arrivals, WallClock(), limit=serve.limit)
+        finally:
+            loaded.engine.shutdown()
+
+    def _warm_up(self, loaded: Loaded, arrivals: list[Arrival]) -> None:
+        """The first steps of an engine find memory and record the model."""
+        for arrival in arrivals:
+            request = arrival.request
+            params = msgspec.structs.replace(request.params, max_tokens=2)
+            loaded.engine.add(msgspec.structs.replace(request, id=f"warm-{request.id}", params=params))
+        while loaded.engine.has_work:
+            loaded.engine.step()
+
+    def simulated(self, serve: Serve) -> Simulated:
+        """An engine in virtual time for such a run."""
+        preset = preset_named(serve.machine)
+        return simulate_preset(self._config_of(serve), dataclasses.replace(preset, kv_slots=serve.kv_slots))
+
+    def _config_of(self, serve: Serve) -> EngineConfig:
+        return msgspec.structs.replace(
+            self.config,
+            max_model_len=serve.max_model_len,
+            max_num_seqs=serve.max_num_seqs,
+            max_num_batched_tokens=serve.max_num_batched_tokens,
+            block_size=serve.block_size,
+            kv_allocation=serve.policy,
+            kv_cache_memory_bytes=None,
+            num_gpu_blocks_override=serve.kv_slots // serve.block_size,
+            enable_prefix_caching=serve.prefix_caching,
+            preemption_mode=serve.preemption_mode,
+        )
+
+    def parts(self, *, max_model_len: int) -> Parts:
+        """A loaded model without an engine, with as small a cache as there can be: for whoever brings one of their own."""
+        config = msgspec.structs.replace(
+            self.config, max_model_len=max_model_len, num_gpu_blocks_override=-(-max_model_len // self.config.block_size)
+        )
+        return load_parts(config, around=lambda backend: backend)
+
+    @cached_property
+    def machine(self) -> str:
+        """The machine that real figures are measured on, in words."""
+        return self.parts(max_model_len=64).backend.describe()

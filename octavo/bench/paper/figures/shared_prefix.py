@@ -1,0 +1,34 @@
+"""Fig. 16: translation requests that all begin with the same instruction and examples."""
+
+from octavo.bench.paper import drawing
+from octavo.bench.paper.figures.compared import Compared, Goal, Way
+from octavo.bench.paper.rates import Plan
+from octavo.bench.paper.scenes import LONG_POOL
+
+PAGED, ORACLE = "paged, prefix shared", "Orca (Oracle)"
+ONE_SHOT, FIVE_SHOT = "translation-80", "translation-341"
+
+SHARED_PREFIX = Compared(
+    name="shared-prefix",
+    number="Fig. 16",
+    title="A prefix that all requests share",
+    preset="llama-13b",
+    traces=(ONE_SHOT, FIVE_SHOT),
+    ways=(
+        Way(PAGED, "paged", True, drawing.POLICY_COLORS["paged"]),
+        Way("paged, prefix not shared", "paged", False, "#4b9aa8"),
+        Way(ORACLE, "orca-oracle", False, drawing.POLICY_COLORS["orca-oracle"]),
+    ),
+    goals=(
+        Goal(ONE_SHOT, PAGED, ORACLE, "1.67x", 1.67),
+        Goal(FIVE_SHOT, PAGED, ORACLE, "3.58x", 3.58),
+    ),
+    plans={
+        ("real", False): Plan(threshold=0.1, seconds=7.0, fractions=(0.5, 0.8)),
+        ("real", True): Plan(threshold=0.1, seconds=2.0, fractions=(0.6, 1.0), closeness=1.6),
+        ("simulated", False): Plan(threshold=0.5, seconds=120.0, fractions=(0.3, 0.6, 0.9), closeness=1.04),
+        ("simulated", True): Plan(threshold=0.5, seconds=30.0, fractions=(0.5, 0.9), closeness=1.2),
+    },
+    notes=("The prefix is computed by the first request and found by all others.",),
+    real_slots=LONG_POOL,
+)

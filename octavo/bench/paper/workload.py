@@ -1,0 +1,173 @@
+"""What is served in these figures: ``Serve`` says all of one run; ``Traces`` has its requests ready.
+
+Owns the traces that were read or drawn. ShareGPT is real; the others are drawn from stated distributions. Lengths are those of
+the model's own tokenizer, except on the paper's machines, where they are scaled to the means that the paper reports.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from octavo.bench import traces
+from octavo.bench.paper.driver import Arrival
+from octavo.bench.sharegpt import TextEncoder, chatbot, sharegpt, sharegpt_file, trace_cache
+from octavo.bench.traces import Trace, TraceRequest
+from octavo.config import KVAllocation, PreemptionMode
+from octavo.request import Request
+from octavo.sampling_params import BeamSearch, SamplingParams
+
+HERE = "here"
+"""The machine that this runs on; any other name is one of the simulated ones."""
+
+POLICIES: tuple[KVAllocation, ...] = ("paged", "orca-oracle", "orca-pow2", "orca-max", "fastertransformer")
+POLICY_NAMES: dict[str, str] = {
+    "paged": "paged",
+    "orca-oracle": "Orca (Oracle)",
+    "orca-pow2": "Orca (Pow2)",
+    "orca-max": "Orca (Max)",
+    "fastertransformer": "FasterTransformer",
+}
+TRACE_NAMES = {
+    "sharegpt": "ShareGPT",
+    "alpaca": "Alpaca lengths",
+    "alpaca-text": "ShareGPT texts at Alpaca lengths",
+    "chatbot": "chat",
+    "translation-80": "one-shot prefix, 80 tokens",
+    "translation-341": "five-shot prefix, 341 tokens",
+}
+SAMPLE = 2000
+"""Requests of a trace; a run takes as many as it needs, from the first on, and begins anew at the end."""
+
+SAMPLE_SEED = 0
+
+
+class Serve(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of an engine under requests.
+
+    ``machine``: ``HERE`` or a simulated one. ``rate`` is in requests a second, None: all are there at once. All lengths of the
+    trace are divided by ``shrink``. ``repeat`` tells equal runs apart. ``limit``: see ``driver.replay``.
+    """
+
+    machine: str
+    trace: str
+    num_requests: int
+    kv_slots: int
+    max_model_len: int
+    max_num_seqs: int
+    policy: KVAllocation = "paged"
+    rate: float | None = None
+    seed: int = 0
+    shrink: int = 1
+    block_size: int = 16
+    n: int = 1
+    beam_width: int = 0
+    prefix_caching: bool = False
+    preemption_mode: PreemptionMode = "recompute"
+    max_num_batched_tokens: int = 2048
+    repeat: int = 0
+    limit: float | None = None
+
+    @property
+    def branches(self) -> int:
+        return self.beam_width or self.n
+
+    @property
+    def name(self) -> str:
+        """For progress, and the beginning of a file's name."""
+        parts = [self.machine, self.trace, self.policy]
+        parts += [f"block {self.block_size}"] if self.block_size != 16 else []
+        parts += [f"width {self.beam_width}"] if self.beam_width else [f"n {self.n}"] if self.n > 1 else []
+        parts += ["all at once" if self.rate is None else f"{self.rate:.3g} per s", f"seed {self.seed}"]
+        return " ".join(parts)
+
+    def params(self, output_len: int) -> SamplingParams:
+        """Never ended by a token: the trace says how long outputs are."""
+        if self.beam_width:
+            beam = BeamSearch(width=self.beam_width)
+            return SamplingParams(n=self.beam_width, beam=beam, temperature=0.0, max_tokens=output_len, ignore_eos=True)
+        return SamplingParams(n=self.n, temperature=1.0 if self.n > 1 else 0.0, max_tokens=output_len, ignore_eos=True)
+
+
+class Traces:
+    """Traces by name, each read or drawn once. ``tokenizer`` is called when texts are needed."""
+
+    def __init__(self, *, file: str | None, tokenizer: Callable[[], TextEncoder], vocab_size: int) -> None:
+        self._file = file
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._known: dict[tuple[str, bool], Trace] = {}
+
+    def arrivals(self, serve: Serve) -> list[Arrival]:
+        """The requests of a run.
+
+        Raises:
+            ConfigError: ShareGPT is needed and not at hand.
+        """
+        trace = self.of(serve.trace, paper=serve.machine != HERE)
+        if serve.rate is None:
+            requests = [trace.requests[(serve.seed * 997 + i) % len(trace.requests)] for i in range(serve.num_requests)]
+        else:
+            start = serve.seed * 997 % len(trace.requests)
+            turned = msgspec.structs.replace(trace, requests=trace.requests[start:] + trace.requests[:start])
+            requests = traces.with_arrivals(turned, rate=serve.rate, seed=serve.seed, num_requests=serve.num_requests).requests
+        return [self._arrival(serve, index, request) for index, request in enumerate(requests)]
+
+    def _arrival(self, serve: Serve, index: int, request: TraceRequest) -> Arrival:
+        prompt = request.prompt_token_ids
+        shared = int(serve.trace.rpartition("-")[2]) if serve.trace.startswith("translation") else 0
+        own = max(1, -(-(len(prompt) - shared) // serve.shrink))
+        kept = prompt[: -(-shared // serve.shrink)] + prompt[shared : shared + own]
+        output_len = max(1, round(request.output_len / serve.shrink))
+        seed = serve.seed * 1_000_003 + index
+        params = serve.params(output_len)
+        made = Request(id=str(index), prompt_token_ids=kept, params=params, seed=seed, arrival_time=0.0)
+        return Arrival(request.arrival if serve.rate is not None else 0.0, made, output_len, serve.branches)
+
+    def used(self) -> list[tuple[str, Trace]]:
+        """Names and traces so far, each once."""
+        return [(name, trace) for (name, paper), trace in self._known.items() if paper or (name, True) not in self._known]
+
+    def of(self, name: str, *, paper: bool) -> Trace:
+        """``paper``: with the lengths that the paper's tokenizer gave."""
+        if (name, paper) not in self._known:
+            self._known[name, paper] = self._scaled(self.of(name, paper=False)) if paper else self._make(name)
+        return self._known[name, paper]
+
+    def _scaled(self, trace: Trace) -> Trace:
+        if trace.name != "sharegpt":
+            return trace
+        mean_input, mean_output = traces.PAPER_SHAREGPT_MEANS
+        return traces.with_means(trace, mean_input=mean_input, mean_output=mean_output, vocab_size=self._vocab_size)
+
+    def _make(self, name: str) -> Trace:
+        size, vocab = SAMPLE, self._vocab_size
+        if name == "alpaca":
+            return traces.alpaca(num_requests=size, vocab_size=vocab, seed=SAMPLE_SEED)
+        if name == "alpaca-text":
+            return self._texts_at_alpaca_lengths()
+        if name.startswith("translation-"):
+            prefix = int(name.rpartition("-")[2])
+            return traces.translation(num_requests=size, prefix_len=prefix, vocab_size=vocab, seed=SAMPLE_SEED)
+        read: Any = {"sharegpt": sharegpt, "chatbot": chatbot}[name]
+        file = sharegpt_file(self._file, progress=True)
+        trace: Trace = read(file, self._tokenizer(), num_requests=size, seed=SAMPLE_SEED, cache_dir=trace_cache())
+        return trace
+
+    def _texts_at_alpaca_lengths(self) -> Trace:
+        """Beginnings of real questions: what is drawn from a model after random tokens is like nothing that anyone asks."""
+        lengths, texts = self.of("alpaca", paper=False), self.of("sharegpt", paper=False)
+        order = np.random.default_rng(SAMPLE_SEED).permutation(len(lengths.requests))
+        waiting = [lengths.requests[i] for i in order]
+        requests = []
+        for text in texts.requests:
+            fits = next((i for i, r in enumerate(waiting) if len(r.prompt_token_ids) <= len(text.prompt_token_ids)), None)
+            if fits is not None:
+                drawn = waiting.pop(fits)
+                ids = text.prompt_token_ids[: len(drawn.prompt_token_ids)]
+                requests.append(TraceRequest(ids, drawn.output_len))
+        description = lengths.description.replace("no real texts", "beginnings of ShareGPT questions")
+        return Trace(
+            name="alpaca-text", description=description.replace("; prompts of random token ids", ""), requests=requests
+        )
