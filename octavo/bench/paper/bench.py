@@ -1,7 +1,7 @@
 """What a figure may ask for while it measures: runs of engines, remembered; a loaded model; the options.
 
-Owns engines for as long as a run takes, and the loaded parts that kernels are measured on. Figures get one ``Bench`` and know
-nothing of files or of how engines are built.
+Owns the engine of the last run, which the next one may need again, and loads the parts that kernels are measured on. Figures
+get one ``Bench`` and know nothing of files or of how engines are built.
 """
 
 import dataclasses
@@ -33,6 +33,7 @@ class Bench:
         self.config = config
         self.options = options
         self.quick = options.quick
+        self._last: tuple[EngineConfig, Loaded] | None = None
         folder = Path(options.out)
         self.store = Store(folder / "runs", force=options.force)
         self.traces = Traces(
@@ -74,14 +75,27 @@ class Bench:
         if serve.machine != HERE:
             simulated = self.simulated(serve)
             return replay(simulated.engine, arrivals, simulated.clock, limit=serve.limit)
-        loaded = load(self._config_of(serve))
-        try:
-            self._warm_up(loaded, arrivals[:WARM_UP])
-            return replay(loaded.engine, arrivals, WallClock(), limit=serve.limit)
-        finally:
-            loaded.engine.shutdown()
+        loaded = self._loaded(self._config_of(serve))
+        engine = loaded.engine
+        self._warm_up(loaded, arrivals[:WARM_UP])
+        engine.scheduler.kv.forget_cached()
+        return replay(engine, arrivals, WallClock(), limit=serve.limit)
 
-    def _warm_up(self, loaded: Loaded, arrivals: list[Arrival]) -> None:
+    def _loaded(self, config: EngineConfig) -> Loaded:
+        """The engine of the last run, if this one needs the same."""
+        if self._last is None or self._last[0] != config:
+            self.close()
+            self._last = (config, load(config))
+        return self._last[1]
+
+    def close(self) -> None:
+        """End the engine that is kept."""
+        if self._last is not None:
+            self._last[1].engine.shutdown()
+            self._last = None
+
+    @staticmethod
+    def _warm_up(loaded: Loaded, arrivals: list[Arrival]) -> None:
         """The first steps of an engine find memory and record the model."""
         for arrival in arrivals:
             request = arrival.request

@@ -40,6 +40,7 @@ def main(config: EngineConfig, options: PaperOptions) -> None:
         found.append((figure, report.write_figure(folder, figure, findings)))
         report.write_summary(folder, about=about(bench), found=found)
         bench.say(f"  wrote {folder / figure.name}.md, .json, .svg, .png")
+    bench.close()
     print(report.verdict_lines(found))
     print(f"tables and pictures: {folder / report.SUMMARY}")
 

@@ -75,7 +75,7 @@ def long_scene(bench: Bench, *, policy: KVAllocation = "paged", block_size: int 
     if bench.quick:
         quick = scene(bench, HERE, "sharegpt", policy=policy)
         return msgspec.structs.replace(quick, block_size=block_size, repeat=repeat)
-    counts = {"paged": 64, "orca-oracle": 48, "orca-pow2": 40, "orca-max": 24, "fastertransformer": 18}
+    counts = {"paged": 48, "orca-oracle": 48, "orca-pow2": 40, "orca-max": 24, "fastertransformer": 18}
     return Serve(
         machine=HERE,
         trace="sharegpt",
