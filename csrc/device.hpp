@@ -17,6 +17,7 @@
 #include "program.hpp"
 #include "sampling.hpp"
 #include "thread_pool.hpp"
+#include "weight_memory.hpp"
 
 namespace octavo {
 
@@ -105,6 +106,7 @@ private:
     const IntegerKernels* integer_;
     bool act_bf16_;
     Arrays arrays_;
+    WeightMemory weights_;
     std::shared_ptr<ResultMemory> memory_ = std::make_shared<ResultMemory>();
     Program* program_ = nullptr; // being recorded
     ThreadPool pool_;

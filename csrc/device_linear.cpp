@@ -48,8 +48,8 @@ template <class Kernel> void run_units(Kernel kernel, LinearArgs args, const Cut
 std::unique_ptr<PackedWeight> Device::pack(nb::handle matrix) {
     Type type;
     Array in = arrays_.read_matrix(matrix, "weight", type);
-    auto weight = std::make_unique<PackedWeight>(in.shape[0], in.shape[1], act_bf16_);
-    PackArgs args{in.data, weight->region.data(), in.shape[0], in.shape[1], type == Type::bfloat16, act_bf16_};
+    auto weight = std::make_unique<PackedWeight>(in.shape[0], in.shape[1], act_bf16_, weights_);
+    PackArgs args{in.data, weight->memory.data(), in.shape[0], in.shape[1], type == Type::bfloat16, act_bf16_};
     const int64_t blocks = divide_up(in.shape[0], kColumnBlock);
     run([&] { over_units(blocks, [&](int64_t block, int) { kernels_->pack(args, block, block + 1); }); });
     return weight;
@@ -60,7 +60,7 @@ nb::object Device::embedding(nb::handle ids, const PackedWeight& table) {
     hold(table);
     const Size rows = rows_of(in);
     const Result out = result(Type::float32, rows, table.columns, 2);
-    const EmbeddingArgs args{in.ints(), table.region.data(), out.floats(), table.rows, table.columns, table.bf16};
+    const EmbeddingArgs args{in.ints(), table.memory.data(), out.floats(), table.rows, table.columns, table.bf16};
     issue([this, args, rows] {
         const int64_t count = rows.now();
         check_range("token id", args.ids, count, 0, args.n);
@@ -107,7 +107,7 @@ nb::object Device::linear(nb::handle x, const PackedWeight& weight, nb::handle b
     const Array in = read(x, "x", act(), 2);
     check(weight.bf16 == act_bf16_, "linear: the weight was packed by a device of another compute dtype");
     const Size rows = rows_of(in);
-    LinearArgs args{in.data, in.shape[1], weight.region.data(), nullptr, nullptr, nullptr, 0, weight.rows, weight.columns};
+    LinearArgs args{in.data, in.shape[1], weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, weight.columns};
     nb::object out = open_output(args, in, weight, bias, residual);
     const bool staged = weight.bf16 && (kernels_->activation == Activation::fp32 ||
                                         (kernels_->activation == Activation::bf16_padded && args.k % kDepthStep));

@@ -63,10 +63,6 @@ void Region::populate(int64_t begin, int64_t end) const {
 
 Region::~Region() { munmap(mapped_, mapped_bytes_); }
 
-PackedWeight::PackedWeight(int64_t rows, int64_t columns, bool bf16)
-    : rows(rows), columns(columns), bf16(bf16),
-      region(product(round_up(rows, kColumnBlock), bf16 ? round_up(columns, kDepthStep) : columns, bf16 ? 2 : 4)) {}
-
 KVBlocks::KVBlocks(int64_t num_layers, int64_t num_blocks, int64_t num_host_blocks, int32_t num_kv_heads, int32_t head_dim,
                    int32_t block_size, const std::string& dtype)
     : num_layers(num_layers), num_blocks(num_blocks), num_host_blocks(num_host_blocks), num_kv_heads(num_kv_heads),
