@@ -85,6 +85,7 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
     nb::class_<IntegerWeight>(module, "IntegerWeight")
         .def_ro("rows", &IntegerWeight::rows)
         .def_ro("columns", &IntegerWeight::columns)
+        .def_prop_ro("gated", [](const IntegerWeight&) { return false; })
         .def_prop_ro("num_bytes", [](const IntegerWeight& w) { return w.memory.bytes(); });
     module.def("integer_kernels", &names_of_kernels, "isa"_a);
     module.def("quantize", &quantize<float>, "matrix"_a.noconvert(), "values"_a.noconvert(), "scales"_a.noconvert(),

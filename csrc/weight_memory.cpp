@@ -26,8 +26,8 @@ WeightMemory::Slice WeightMemory::take(int64_t bytes) {
     return {region_, 0, bytes};
 }
 
-PackedWeight::PackedWeight(int64_t rows, int64_t columns, bool bf16, WeightMemory& from)
-    : rows(rows), columns(columns), bf16(bf16),
+PackedWeight::PackedWeight(int64_t rows, int64_t columns, bool bf16, bool gated, WeightMemory& from)
+    : rows(rows), columns(columns), bf16(bf16), gated(gated),
       memory(from.take(round_up(rows, kColumnBlock) * (bf16 ? round_up(columns, kDepthStep) * 2 : columns * 4))) {}
 
 } // namespace octavo

@@ -37,10 +37,11 @@ private:
 // A matrix [rows, columns] packed for linear and embedding; see kernels_linear.hpp.
 struct PackedWeight {
     // Of a matrix that is in memory, so that sizes do not overflow.
-    PackedWeight(int64_t rows, int64_t columns, bool bf16, WeightMemory& from);
+    PackedWeight(int64_t rows, int64_t columns, bool bf16, bool gated, WeightMemory& from);
 
     int64_t rows, columns;
     bool bf16;
+    bool gated; // gates and what they let through, in turns
     WeightMemory::Slice memory;
 };
 
