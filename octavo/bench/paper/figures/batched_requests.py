@@ -38,8 +38,8 @@ class BatchedRequests:
                 if mode == "real":
                     serve = scene(bench, HERE, trace, policy=policy)
                 else:
-                    seconds = 200 if bench.quick and trace == "sharegpt" else 60 if bench.quick else 600
-                    serve = scene(bench, "opt-13b", trace, policy=policy, num_requests=round(rate * min(seconds, 6000 / rate)))
+                    seconds = 200 if bench.quick and trace == "sharegpt" else 60 if bench.quick else 900
+                    serve = scene(bench, "opt-13b", trace, policy=policy, num_requests=round(rate * min(seconds, 12000 / rate)))
                     serve = msgspec.structs.replace(serve, rate=rate)
                 spec = {"trace": trace, "policy": policy, "serve": msgspec.structs.asdict(serve)}
                 made.append(Point(f"{trace} {policy}", mode, spec))

@@ -124,10 +124,7 @@ def _plan(bench: Bench, machine: str, trace: str) -> Plan:
         return Plan(threshold=0.1, seconds=5.0 if short else 8.0, fewest=30, fractions=(0.6, 0.9), closeness=1.1, most_runs=7)
     if bench.quick:
         return Plan(threshold=0.5, seconds=20.0 if short else 200.0, fractions=(0.5, 0.9), closeness=1.2, most_runs=7)
-    seconds = 40.0 if short else 300.0
-    if machine == "opt-13b":
-        return Plan(threshold=0.5, seconds=seconds, fractions=(0.4, 0.8, 1.0, 1.2), closeness=1.05)
-    return Plan(threshold=0.5, seconds=seconds, fractions=(0.4, 0.9, 1.2), closeness=1.1, most_runs=7)
+    return Plan(threshold=0.5, seconds=60.0 if short else 450.0, fractions=(0.3, 0.6, 0.9, 1.1), closeness=1.04)
 
 
 def _panels(found: Sequence[Measured]) -> list[tuple[str, str]]:

@@ -136,7 +136,7 @@ class MemoryWaste:
 
 def _simulated(bench: Bench, policy: Any) -> Serve:
     """As the paper: OPT-13B, ShareGPT, two requests a second."""
-    serve = scene(bench, "opt-13b", "sharegpt", policy=policy, num_requests=400 if bench.quick else 1200)
+    serve = scene(bench, "opt-13b", "sharegpt", policy=policy, num_requests=400 if bench.quick else 1800)
     return msgspec.structs.replace(serve, rate=RATE)
 
 
