@@ -111,8 +111,8 @@ inline void merge(const HeadStates& total, const HeadStates& part, int64_t heads
     }
 }
 
-// Element i (even), and i + 1, of the W positions of groups of G that keys[0] begins, and the further ones continue where a vector
-// is longer than a group.
+// Element i (even), and i + 1, of W positions in groups of G: where a vector is longer than a group, k has the places of all
+// groups that it takes.
 template <int G> constexpr int kJoined = W > G ? W / G : 1;
 template <int G> inline Vec keys_even(const uint16_t* const* k, int64_t i) {
     if constexpr (kJoined<G> > 1) return vfirst<kJoined<G>>(k, i * G);
@@ -218,7 +218,8 @@ inline __attribute__((always_inline)) void value_panel(const float* weights, con
 
 template <int G> struct ScorePanels {
     template <class T, int R, int V> struct Panel {
-        static void run(int64_t row, const float* q, int64_t ldq, const T* const* keys, int64_t dim, float* scores, Ahead* ahead) {
+        static void run(int64_t row, const float* q, int64_t ldq, const T* const* keys, int64_t dim, float* scores,
+                        Ahead* ahead) {
             score_panel<G, T, R, V>(q + row * ldq, ldq, keys, dim, scores + row * kTokenTile, *ahead);
         }
     };
@@ -269,17 +270,13 @@ template <class T> inline void aim(const AttentionArgs& a, const AttentionUnit& 
     if (!group) return;
     const char *keys[kMostGroups], *values[kMostGroups];
     int found = 0;
-    for (int64_t p = start; p < min64(stop, start + kTokenTile); p += group) {
-        Head<T> head;
-        if (!find_head<T>(a, u, p, head)) continue;
-        const int64_t offset = offset_at(a, p);
+    over_groups<T>(a, u, start, min64(stop, start + kTokenTile), 0, group, [&](int64_t, const Head<T>& head, int64_t offset) {
         keys[found] = reinterpret_cast<const char*>(head.keys + offset * a.head_dim);
         values[found++] = reinterpret_cast<const char*>(head.values + offset * a.head_dim);
-        if (kQuantized<T>) {
-            __builtin_prefetch(head.key_scales + offset);
-            __builtin_prefetch(head.value_scales + offset);
-        }
-    }
+        if (!kQuantized<T>) return;
+        __builtin_prefetch(head.key_scales + offset);
+        __builtin_prefetch(head.value_scales + offset);
+    });
     for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = values[g];
     for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = keys[g];
 }
@@ -295,8 +292,8 @@ template <class T> inline void aim_first(const AttentionArgs& a, const Attention
 
 template <int G, class T, int V>
 inline void score_vectors(const AttentionArgs& a, const AttentionScratch& s, const T* const* keys, int64_t v) {
-    over_panels<ScorePanels<G>::template Panel, T, V>(s.heads, s.q, s.width, keys + v * kJoined<G>, static_cast<int64_t>(a.head_dim),
-                                                      s.scores + v * W, s.ahead);
+    over_panels<ScorePanels<G>::template Panel, T, V>(s.heads, s.q, s.width, keys + v * kJoined<G>,
+                                                      static_cast<int64_t>(a.head_dim), s.scores + v * W, s.ahead);
 }
 
 template <int G, class T> inline void multiply_keys(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
@@ -382,12 +379,12 @@ inline void add_rows(const AttentionScratch& s, const HeadStates& state, const T
     float* out = state.acc + head * s.width;
     int64_t c = 0;
     for (; c + kAttentionVecs * W <= s.width; c += kAttentionVecs * W) {
-        over_panels<ValuePanel, T, kAttentionVecs>(count, weights, tile.values, Columns{s.width, c, tile.group}, begin, end, out + c, s.width,
-                                                    s.ahead);
+        const Columns at{s.width, c, tile.group};
+        over_panels<ValuePanel, T, kAttentionVecs>(count, weights, tile.values, at, begin, end, out + c, s.width, s.ahead);
     }
     for (; c < s.width; c += W) {
-        over_panels<ValuePanel, T, 1>(count, weights, tile.values, Columns{s.width, c, tile.group}, begin, end, out + c, s.width,
-                                                    s.ahead);
+        const Columns at{s.width, c, tile.group};
+        over_panels<ValuePanel, T, 1>(count, weights, tile.values, at, begin, end, out + c, s.width, s.ahead);
     }
 }
 

@@ -1,11 +1,11 @@
 // Where keys and values lie in the cache, how they get there and how they are found. Included inside the instruction set's own
 // namespace.
 //
-// Where head_dim is a multiple of 16 and block_size one of 4, a block holds groups of 16 positions, or of 8 or 4 where its size is
-// no multiple of more, in the form that the products read: keys transposed, [head_dim / 2][positions][2] in bf16 and
-// [head_dim][positions] in fp32 and int8; values in pairs of positions, [pairs][head_dim][2] in bf16 and [positions][head_dim] in
-// fp32 and int8. Other blocks hold plain rows, which are gathered into groups of 16. In int8, a kv head's part of a block ends
-// with the scales: of the keys of its positions, then of the values.
+// Where head_dim is a multiple of 16 and block_size one of 4, a block holds groups of 16 positions, or of 8 or 4 where its
+// size is no multiple of more, in the form that the products read: keys transposed, [head_dim / 2][positions][2] in bf16 and
+// [head_dim][positions] in fp32 and int8; values in pairs of positions, [pairs][head_dim][2] in bf16 and
+// [positions][head_dim] in fp32 and int8. Other blocks hold plain rows, which are gathered into groups of 16. In int8, a kv
+// head's part of a block ends with the scales: of the keys of its positions, then of the values.
 
 constexpr int kGroups = kTokenTile / kTokenGroup;
 constexpr int kMostGroups = kTokenTile / kLeastGroup;
@@ -182,18 +182,34 @@ inline bool gather_group(const AttentionArgs& a, const AttentionUnit& u, int64_t
     return true;
 }
 
+// found(g, head, offset) for the groups of the cache that hold positions [begin, end), that of `begin` being number g, but
+// not for those whose block id is bad. False: there was one.
+template <class T, class Found>
+inline __attribute__((always_inline)) bool over_groups(const AttentionArgs& a, const AttentionUnit& u, int64_t begin,
+                                                       int64_t end, int64_t g, int64_t group, const Found& found) {
+    const int32_t* table = a.tables + u.seq * a.table_width + block_at(a, begin);
+    int64_t offset = offset_at(a, begin) / group * group;
+    bool valid = true;
+    for (int64_t left = end - begin / group * group; left > 0; left -= group, ++g) {
+        const uint32_t block = static_cast<uint32_t>(*table);
+        if (block < static_cast<uint32_t>(a.num_blocks)) found(g, head_of<T>(a, block, u.kv_head), offset);
+        else valid = false;
+        offset += group;
+        if (offset == a.block_size) offset = 0, ++table;
+    }
+    return valid;
+}
+
 // Where the groups of the cache lie that hold the tile's positions [begin, end). False: a bad block id.
 template <class T>
 inline bool find_groups(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t begin, int64_t end,
                         float* scales, Tile<T>& tile) {
-    const int64_t group = tile.group, first = (begin - start) / group, stop = (end - start + group - 1) / group;
-    for (int64_t g = first; g < stop; ++g) {
-        Head<T> head;
-        if (!find_head<T>(a, u, start + g * group, head)) return false;
-        const int64_t offset = offset_at(a, start + g * group);
+    const int64_t group = tile.group;
+    const int64_t first = (begin - start) / group;
+    return over_groups<T>(a, u, begin, end, first, group, [&](int64_t g, const Head<T>& head, int64_t offset) {
         tile.keys[g] = head.keys + offset * a.head_dim;
         tile.values[g] = head.values + offset * a.head_dim;
-        if (!kQuantized<T>) continue;
+        if (!kQuantized<T>) return;
         if (group == kTokenGroup) {
             tile.key_scales[g] = head.key_scales + offset;
             tile.value_scales[g] = head.value_scales + offset;
@@ -201,12 +217,11 @@ inline bool find_groups(const AttentionArgs& a, const AttentionUnit& u, int64_t 
             __builtin_memcpy(scales + g * group, head.key_scales + offset, group * sizeof(float));
             __builtin_memcpy(scales + kTokenTile + g * group, head.value_scales + offset, group * sizeof(float));
         }
-    }
-    return true;
+    });
 }
 
-// Groups of fewer than 16: those of the first and the last 16 positions that were not looked for. Their keys are multiplied with
-// the others, to no effect.
+// Groups of fewer than 16: those of the first and the last 16 positions that were not looked for. Their keys are multiplied
+// with the others, to no effect.
 template <class T> inline void fill_up(int64_t begin, int64_t end, float* scales, Tile<T>& tile) {
     const int64_t each = kTokenGroup / tile.group, first = begin / tile.group, last = (end - 1) / tile.group;
     for (int64_t g = tile.first * each; g < first; ++g) tile.keys[g] = tile.keys[first];
@@ -231,7 +246,8 @@ inline bool find_tile(const AttentionArgs& a, const AttentionUnit& u, const Gath
         return true;
     }
     for (int64_t g = tile.first; g < tile.count; ++g) {
-        const int64_t position = start + g * kTokenGroup, low = max64(begin, position), high = min64(end, position + kTokenGroup);
+        const int64_t position = start + g * kTokenGroup;
+        const int64_t low = max64(begin, position), high = min64(end, position + kTokenGroup);
         if (!gather_group(a, u, g, position, low, high, memory, tile)) return false;
     }
     return true;
