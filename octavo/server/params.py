@@ -46,7 +46,6 @@ _UNSUPPORTED = (
     "ec_transfer_params",
     "suffix",
     "documents",
-    "tools",
     "functions",
     "function_call",
     "audio",
@@ -74,8 +73,6 @@ def check_supported(request: SamplingFields) -> None:
     kind = request.response_format.get("type") if isinstance(request.response_format, dict) else request.response_format
     if kind not in (None, "text"):
         raise errors.invalid("`response_format` other than text is not supported by this server.", "response_format")
-    if getattr(request, "tool_choice", None) not in (None, "none"):
-        raise errors.invalid("When using `tool_choice`, `tools` must be set.", "tool_choice")
     if getattr(request, "modalities", None) not in (None, ["text"]):
         raise errors.invalid("`modalities` other than text are not supported by this server.", "modalities")
     if getattr(request, "chat_template", None) is not None:

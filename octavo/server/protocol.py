@@ -104,7 +104,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 class FunctionCall(msgspec.Struct, kw_only=True):
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] | None = ""
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
@@ -136,12 +136,13 @@ class ChatRequest(SamplingFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_prompt_text: bool | None = None
-    parallel_tool_calls: Any = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
     chat_template: Any = None
     documents: Any = None
-    tools: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -160,7 +161,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Any = None
-    tools: Any = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 

@@ -32,6 +32,7 @@ from octavo.server.protocol import MAX_ID, ChatRequest, CompletionRequest, Messa
 from octavo.server.replies import Envelope
 from octavo.server.request_log import Log
 from octavo.server.status import Status
+from octavo.server.tools import detect
 from octavo.tokenizer import Tokenizer
 
 _ID = re.compile(r"[\x21-\x7e]+")
@@ -44,6 +45,8 @@ class Frontend(msgspec.Struct, frozen=True):
     encoder: TextEncoder
     limits: ModelLimits
     fingerprint: str
+    call_format: str | None = None
+    """How the model writes calls of tools, where its chat template leaves no doubt."""
 
     @staticmethod
     def build(tokenizer: Tokenizer, model: ModelConfig, *, max_model_len: int, config: EngineConfig) -> "Frontend":
@@ -56,7 +59,10 @@ class Frontend(msgspec.Struct, frozen=True):
         )
         arithmetic = (config.dtype, config.quantization, config.quantized_activations, config.kv_cache_dtype)
         digest = hashlib.sha256(msgspec.json.encode((model, *arithmetic, config.load_format)))
-        return Frontend(tokenizer, TextEncoder(tokenizer), limits, f"octavo-{__version__}-{digest.hexdigest()[:8]}")
+        fingerprint = f"octavo-{__version__}-{digest.hexdigest()[:8]}"
+        template = tokenizer.chat_template
+        calls = None if template is None else detect(template.source(with_tools=True))
+        return Frontend(tokenizer, TextEncoder(tokenizer), limits, fingerprint, calls)
 
 
 class Service:
@@ -137,6 +143,7 @@ class Service:
         add_generation_prompt: bool | None,
         continue_final_message: bool | None,
         template_kwargs: dict[str, Any] | None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> str:
         """The prompt text of a conversation, by the model's template. Raises ``ApiError`` or ``ParameterError``."""
         if len(messages) > self.options.max_messages:
@@ -156,6 +163,7 @@ class Service:
             add_generation_prompt=generate,
             continue_final_message=continued,
             template_kwargs=template_kwargs,
+            tools=tools,
         )
 
     def generation(
