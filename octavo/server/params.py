@@ -51,6 +51,7 @@ _UNSUPPORTED = (
     "audio",
     "web_search_options",
 )
+_CONFINING = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {}, 0)
 _FORBIDDEN_IN_SALT = frozenset("@/\\\0")
 
@@ -79,6 +80,12 @@ def check_supported(request: SamplingFields) -> None:
         raise errors.invalid(
             "A chat template of the client's is not trusted; the model's or the operator's is used.", "chat_template"
         )
+
+
+def confines(request: SamplingFields) -> bool:
+    """Whether the request itself says what form the text must have."""
+    kind = request.response_format.get("type") if isinstance(request.response_format, dict) else None
+    return kind not in (None, "text") or any(getattr(request, name) not in _NOTHING for name in _CONFINING)
 
 
 def check_combinations(request: SamplingFields, limits: ModelLimits) -> None:

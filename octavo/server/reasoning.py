@@ -1,7 +1,7 @@
 """Splits what a model thinks, between ``<think>`` and ``</think>``, from what it says.
 
-Reads text as it grows and knows no request. However the text is cut into pieces, the parts joined are the same. Space around the
-two tags belongs to neither part.
+Reads text as it grows and knows no request. However the text is cut into pieces, the parts joined are the same. Space around
+the two tags belongs to neither part.
 """
 
 import msgspec
@@ -21,10 +21,10 @@ STYLES: dict[str, ReasoningStyle] = {"deepseek_r1": ReasoningStyle(implied=True)
 
 
 def prompt_leaves_open(prompt: str, continued: str) -> bool | None:
-    """Whether a prompt ends inside the reasoning: True when its template, or the message ``continued``, has opened the tag, False
-    when it has closed it, None when it says nothing."""
+    """Whether a prompt ends inside the reasoning: True when its template, or the message ``continued``, has opened the tag,
+    False when it has closed it, None when it says nothing."""
     tail = prompt.rstrip()
-    if tail.endswith(OPEN) or tail.endswith(CLOSE):
+    if tail.endswith((OPEN, CLOSE)):
         return tail.endswith(OPEN)
     opened, closed = continued.rfind(OPEN), continued.rfind(CLOSE)
     return None if opened == closed else opened > closed

@@ -18,7 +18,7 @@ from starlette.requests import Request as HttpRequest
 from octavo import __version__
 from octavo.config import EngineConfig, ModelConfig
 from octavo.request import Request
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server import errors, params
 from octavo.server.accounting import RequestRecord, ServerMetrics
 from octavo.server.engine_client import EngineClient
@@ -174,8 +174,10 @@ class Service:
         http: HttpRequest,
         request_id: str,
         prompt_logprobs: int | None,
+        structured_outputs: StructuredOutputsParams | None = None,
     ) -> Generation:
-        """Everything checked and ready to submit. Raises ``ApiError`` or ``ParameterError``."""
+        """Everything checked and ready to submit. ``structured_outputs`` go before what the request itself asks its text to be.
+        Raises ``ApiError`` or ``ParameterError``."""
         frontend = self.loaded()
         arrival = http.scope["state"]["arrival"]
         requests = []
@@ -184,6 +186,8 @@ class Service:
             sampling = params.build(
                 request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
             )
+            if structured_outputs is not None:
+                sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
             requests.append(self._engine_request(request, prompt, sampling, arrival))
         record = RequestRecord(request_id=request_id, arrival=arrival, stream=bool(request.stream))
         generation = Generation(

@@ -8,14 +8,18 @@ from typing import Any, Literal
 
 import msgspec
 
+from octavo.sampling_params import (
+    MAX_ALTERNATIVES,
+    MAX_SCHEMA_BYTES,
+    MAX_SCHEMA_DEPTH,
+    ParameterError,
+    StructuredOutputsParams,
+)
 from octavo.server import errors
 from octavo.server.protocol import ChatRequest
 
 MAX_TOOLS = 128
 MAX_NAME = 256
-MAX_SCHEMA_BYTES = 64 * 1024
-MAX_SCHEMA_DEPTH = 32
-MAX_ENUM = 4096
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OF_VALUES = ("enum", "const", "default", "examples")
 _SAYS_MORE = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"}) | frozenset(
@@ -101,8 +105,8 @@ def _check_schema(schema: dict[str, Any], place: str) -> None:
     for _ in range(MAX_SCHEMA_DEPTH):
         for node in level:
             values = node.get("enum") if isinstance(node, dict) else None
-            if isinstance(values, list) and len(values) > MAX_ENUM:
-                raise errors.invalid(f"{place} has an enum of more than {MAX_ENUM} values.", "tools")
+            if isinstance(values, list) and len(values) > MAX_ALTERNATIVES:
+                raise errors.invalid(f"{place} has an enum of more than {MAX_ALTERNATIVES} values.", "tools")
         children = (child for node in level for child in (node.values() if isinstance(node, dict) else node))
         level = [child for child in children if isinstance(child, dict | list)]
         if not level:
@@ -127,6 +131,15 @@ def _choice(
         if function.name == name:
             return "named", function
     raise errors.invalid(f"`tool_choice` names the function {name[:64]!r}, which is not among `tools`.", "tool_choice")
+
+
+def forced_output(tools: Tools) -> StructuredOutputsParams:
+    """What the output has to be when it has to be a call. Raises ``ApiError`` 400 when the schemas together are too much."""
+    try:
+        return StructuredOutputsParams(json=forced_schema(tools))
+    except ParameterError as error:
+        told = str(error).removeprefix("structured_outputs.json ")
+        raise errors.invalid(f"The functions that `tool_choice` allows make one JSON schema, which {told}", "tools") from None
 
 
 def forced_schema(tools: Tools) -> dict[str, Any]:
@@ -161,7 +174,7 @@ def _moved(schema: Any, home: str) -> Any:
     """``schema`` as part of a larger one, at ``home``: its references into itself point there."""
     if not isinstance(schema, dict):
         return [_moved(item, home) for item in schema] if isinstance(schema, list) else schema
-    moved = {}
+    moved: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
             moved[key] = home + value[1:]

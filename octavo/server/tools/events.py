@@ -1,7 +1,7 @@
 """What the text of an answer turns out to be: events, and the shape of every parser that makes them.
 
-A parser reads text as it grows and knows no request, no token and no HTTP. Two invariants hold for all of them. However the text
-is cut into pieces, the events joined are the same; and no text raises: what is not a well-formed call stays content.
+A parser reads text as it grows and knows no request, no token and no HTTP. Two invariants hold for all of them. However the
+text is cut into pieces, the events joined are the same; and no text raises: what is not a well-formed call stays content.
 """
 
 from typing import Protocol, TypeAlias

@@ -1,7 +1,7 @@
 """Calls as Python: the answer is ``[f(a=1), g(b="x")]``, as Llama 3.2 and 4, ToolACE and others write it.
 
-``<|python_start|>`` and ``<|python_end|>`` may stand around it, and where they do, calls may follow text. The list is taken as a
-whole or not at all: anything in it that is no call of a function of the request with literal keyword arguments makes it content.
+``<|python_start|>`` and ``<|python_end|>`` may stand around it, and where they do, calls may follow text. The list is taken as
+a whole or not at all: anything in it but calls of the request's functions with literal keyword arguments makes it content.
 """
 
 import re
@@ -14,7 +14,6 @@ START, END = "<|python_start|>", "<|python_end|>"
 _STRUCTURE = re.compile(r"""["'()\[\]{}]""")
 _CLOSES = {")": "(", "]": "[", "}": "{"}
 _MAYBE_NAME = re.compile(r"[\w\s.-]*")
-_MAX_NAME = 256
 
 
 class PythonicParser:
@@ -53,13 +52,13 @@ class PythonicParser:
 
     def _name(self, text: str, events: list[Event]) -> str:
         """The first function's name up to its parenthesis: a list of anything else need not be held back to its end."""
-        name = _MAYBE_NAME.match(text)
-        at = name.end() if name else 0
+        taken = _MAYBE_NAME.match(text)
+        at = taken.end() if taken else 0
         self._held += text[:at]
         written = self._held.rpartition("[")[2].strip()
         if at < len(text) and text[at] == "(" and written in self._functions:
             self._state = self._inside
-        elif at < len(text) or len(written) > _MAX_NAME:
+        elif at < len(text) or not any(name.startswith(written) for name in self._functions):
             self._give_up(events)
         return text[at:]
 
