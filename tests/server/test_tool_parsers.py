@@ -186,7 +186,8 @@ def test_the_arguments_of_a_named_function_are_the_text() -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.sampled_from('ab"\\{}[]()\'<>/äé\n\t😀,=:')) | st.sampled_from(["</tool_call>", "[TOOL_CALLS]", "<tool_call>"]),
+    | st.text(st.sampled_from('ab"\\{}[]()\'<>/äé\n\t😀,=:'))
+    | st.sampled_from(["</tool_call>", "[TOOL_CALLS]", "<tool_call>"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )  # fmt: skip
@@ -194,8 +195,9 @@ ARGUMENTS = st.dictionaries(st.from_regex(r"[a-z]{1,3}", fullmatch=True), JSON, 
 CALLS = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), min_size=1, max_size=3)
 NOISE = st.lists(
     st.sampled_from([
-        "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<|python_start|>", "<|python_end|>", "[ARGS]", "[CALL_ID]",
-        "{", "}", "[", "]", "(", ")", '"', "'", "\\", ",", ";", ":", "=", " ", "\n", "f", '{"name": "f", "arguments": {}}',
+        "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<|python_start|>", "<|python_end|>", "[ARGS]",
+        "[CALL_ID]", "{", "}", "[", "]", "(", ")", '"', "'", "\\", ",", ";", ":", "=", " ", "\n", "f",
+        '{"name": "f", "arguments": {}}',
         '{"name": "f", "parameters": {"a": "b"}}', "[f(a=1)]", "f{}", "ä", "😀", "<tool", "[TOOL", "text ",
     ])
     | st.text(max_size=5),
