@@ -401,3 +401,31 @@ def joined(plan: TextPlan, pieces: list[str]) -> tuple[str, str, list[list[str]]
         calls[call.index][1] += call.function.arguments
     text = "".join(delta.content for delta in deltas)
     return text, "".join(delta.reasoning for delta in deltas), calls, chat.called
+
+
+def test_the_official_client_reads_calls(tooled: Bench) -> None:
+    import asyncio
+
+    import httpx
+    from openai import AsyncOpenAI
+
+    say(tooled, f"I will look.\n{CALL}")
+
+    async def talk() -> tuple[Any, Any]:
+        transport = httpx.ASGITransport(app=tooled.app)
+        async with AsyncOpenAI(
+            api_key="EMPTY", base_url="http://test/v1", http_client=httpx.AsyncClient(transport=transport)
+        ) as client:
+            tool = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+            fields: Any = {"model": "tiny", "messages": HELLO, "tools": [tool]}
+            answer = await client.chat.completions.create(**fields)
+            async with client.chat.completions.stream(**fields) as stream:
+                async for _ in stream:
+                    pass
+                return answer, await stream.get_final_completion()
+
+    for answer in asyncio.run(talk()):
+        (choice,) = answer.choices
+        assert choice.finish_reason == "tool_calls" and choice.message.content == "I will look."
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "weather" and json.loads(call.function.arguments) == {"city": "Köln"}
