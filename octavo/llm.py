@@ -26,6 +26,7 @@ from octavo.prefix_files import chat_prefix, read_prefixes, text_prefix
 from octavo.request import Request
 from octavo.sampling_params import BeamSearchParams, ParameterError, SamplingParams
 from octavo.step import TokenLogprobs
+from octavo.structured.compiler import GrammarError
 from octavo.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | dict[str, Any]
@@ -141,6 +142,7 @@ class LLM:
         self.facts = loaded.facts
         self.max_model_len = loaded.max_model_len
         self._engine = loaded.engine
+        self._grammars = loaded.grammars
         pin_prefixes(self._engine, self.config, prefixes)
         self._tokenizer: Tokenizer = frontend.tokenizer
         self._model_config = loaded.model_config
@@ -296,6 +298,7 @@ class LLM:
     def _enqueue(self, prompt: Prompt, params: SamplingParams, *, seed_index: int, priority: int) -> _Pending:
         text, ids = self._prompt_ids(prompt)
         self._check_against_model(ids, params)
+        self._check_grammar(params)
         request = Request(
             id=f"request-{next(self._request_ids)}",
             prompt_token_ids=ids,
@@ -332,6 +335,15 @@ class LLM:
             outside = [token for token in getattr(params, name) or () if token >= vocab_size]
             if outside:
                 raise ParameterError(f"{name} contains out-of-vocabulary ids {outside[:5]}", param=name, value=outside[0])
+
+    def _check_grammar(self, params: SamplingParams) -> None:
+        if params.structured_outputs is None:
+            return
+        try:
+            self._grammars.compile(params.structured_outputs, ends=True).result()
+        except GrammarError as error:
+            field = f"structured_outputs.{params.structured_outputs.field}"
+            raise ParameterError(f"{field}: {error}", param=field) from None
 
     def _params_for(
         self, prompts: list[Prompt], given: SamplingParams | Sequence[SamplingParams] | None

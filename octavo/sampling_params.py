@@ -292,6 +292,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Whether a draw depends on the tokens before it beyond what the KV cache holds, so that it cannot be planned ahead."""
         return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.bad_words)
 
+    @property
+    def needs_host(self) -> bool:
+        """Whether what comes after a draw is decided with the drawn token at hand, so that no draw is planned before that."""
+        return self.needs_history or self.beam is not None or self.structured_outputs is not None
+
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What ``LLM.beam_search`` may be asked. ``n`` beams are returned, by default all ``beam_width``; the rest is as in
