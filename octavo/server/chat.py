@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo.server import body, errors, params, sse
-from octavo.server.chat_plan import call_format, check_choice, plan_text
+from octavo.server import body, errors, sse
+from octavo.server.chat_plan import ChatPlan, call_format, plan_answer
 from octavo.server.chat_text import ChatText, TextDelta, TextPlan
 from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
@@ -32,7 +32,7 @@ from octavo.server.responses import (
     Usage,
 )
 from octavo.server.service import Frontend, Service
-from octavo.server.tool_choice import Tools, forced_output, read_tools
+from octavo.server.tool_choice import Tools, read_tools
 from octavo.server.tools import Format
 from octavo.step import TokenLogprobs
 
@@ -49,8 +49,7 @@ class Chat:
         frontend = service.loaded()
         envelope = service.accept(http, request, prefix="chatcmpl", warnings=[*warnings, *_tools_unseen(request, frontend)])
         tools = read_tools(request)
-        written = call_format(service.options, frontend.call_format)
-        check_choice(tools, service.options, written)
+        written = call_format(tools, service.options, frontend.call_format)
         prompt = await self._prompt(request, tools)
         plan = self._plan(request, tools, written, prompt)
         generation = service.generation(
@@ -59,12 +58,12 @@ class Chat:
             http=http,
             request_id=envelope.id,
             prompt_logprobs=request.prompt_logprobs,
-            structured_outputs=None if tools is None or not tools.forced else forced_output(tools),
+            structured_outputs=plan.structured_outputs,
         )
         formatter = LogprobFormat(
             frontend.tokenizer, top=request.top_logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)
         )
-        answer = ChatAnswer(request, prompt, envelope, formatter, plan)
+        answer = ChatAnswer(request, prompt, envelope, formatter, plan.text)
         generation.submit()
         if request.stream:
             return await self._streamed(generation, answer)
@@ -85,18 +84,13 @@ class Chat:
         events = events_or_error(answer.events(generation), generation, self._service.log)
         return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
 
-    def _plan(self, request: ChatRequest, tools: Tools | None, written: Format | None, prompt: Prompt) -> TextPlan:
-        """What to look for in the answers. A marker of calls that is a special token has to be in the text for that."""
-        if tools is not None and tools.choice == "auto" and written is not None and written.special:
-            request.skip_special_tokens = False if request.skip_special_tokens is None else request.skip_special_tokens
-        return plan_text(
-            tools=tools,
-            written=written,
-            reasoning=None if params.confines(request) else self._service.options.reasoning_parser,
-            include_reasoning=request.include_reasoning is not False,
-            prompt=prompt.text or "",
-            continued=_final_text(request) if request.continue_final_message else "",
-        )
+    def _plan(self, request: ChatRequest, tools: Tools | None, written: Format | None, prompt: Prompt) -> ChatPlan:
+        continued = _final_text(request) if request.continue_final_message else ""
+        style = self._service.options.reasoning_parser
+        plan = plan_answer(request, tools, written, prompt=prompt.text or "", continued=continued, style=style)
+        if plan.shows_special_tokens and request.skip_special_tokens is None:
+            request.skip_special_tokens = False
+        return plan
 
     async def _prompt(self, request: ChatRequest, tools: Tools | None) -> Prompt:
         if not request.messages:

@@ -1,37 +1,26 @@
 """The functions that a chat request brings, checked, and which of them the model may, must or must not call.
 
-Owns the fields ``tools``, ``tool_choice`` and ``parallel_tool_calls``, and the JSON schemas that force a call. Knows nothing of
-how models write calls.
+Owns the fields ``tools``, ``tool_choice`` and ``parallel_tool_calls``. Knows nothing of how models write calls.
 """
 
 from typing import Any, Literal
 
 import msgspec
 
-from octavo.sampling_params import (
-    MAX_ALTERNATIVES,
-    MAX_SCHEMA_BYTES,
-    MAX_SCHEMA_DEPTH,
-    ParameterError,
-    StructuredOutputsParams,
-)
+from octavo.sampling_params import MAX_ALTERNATIVES, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 from octavo.server import errors
 from octavo.server.protocol import ChatRequest
 
 MAX_TOOLS = 128
 MAX_NAME = 256
-_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_OF_VALUES = ("enum", "const", "default", "examples")
-_SAYS_MORE = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"}) | frozenset(
-    {"$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"}
-)
 
 
 class Function(msgspec.Struct, frozen=True):
-    """``parameters`` is a JSON schema of an object."""
+    """``parameters`` is a JSON schema of an object; with ``strict`` arguments have to be valid by it."""
 
     name: str
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,55 +120,3 @@ def _choice(
         if function.name == name:
             return "named", function
     raise errors.invalid(f"`tool_choice` names the function {name[:64]!r}, which is not among `tools`.", "tool_choice")
-
-
-def forced_output(tools: Tools) -> StructuredOutputsParams:
-    """What the output has to be when it has to be a call. Raises ``ApiError`` 400 when the schemas together are too much."""
-    try:
-        return StructuredOutputsParams(json=forced_schema(tools))
-    except ParameterError as error:
-        told = str(error).removeprefix("structured_outputs.json ")
-        raise errors.invalid(f"The functions that `tool_choice` allows make one JSON schema, which {told}", "tools") from None
-
-
-def forced_schema(tools: Tools) -> dict[str, Any]:
-    """The JSON schema of an output that has to be a call: the named function's arguments, or an array of calls of any."""
-    if tools.named is not None:
-        return _arguments_schema(tools.named)
-    definitions = {str(i): _moved(_arguments_schema(f), f"#/$defs/{i}") for i, f in enumerate(tools.functions)}
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": function.name}, "parameters": {"$ref": f"#/$defs/{i}"}},
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for i, function in enumerate(tools.functions)
-    ]
-    most = {} if tools.parallel else {"maxItems": 1}
-    return {"$defs": definitions, "type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
-
-
-def _arguments_schema(function: Function) -> dict[str, Any]:
-    """What is valid by it is valid by the client's schema. Where that names properties and says nothing of others, there are
-    none: a function takes the parameters that it has."""
-    given = function.parameters
-    if not given:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-    closed = {"additionalProperties": False} if "properties" in given and not _SAYS_MORE & given.keys() else {}
-    return {"type": "object", **given, **closed}
-
-
-def _moved(schema: Any, home: str) -> Any:
-    """``schema`` as part of a larger one, at ``home``: its references into itself point there."""
-    if not isinstance(schema, dict):
-        return [_moved(item, home) for item in schema] if isinstance(schema, list) else schema
-    moved: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
-            moved[key] = home + value[1:]
-        elif key in _OF_SCHEMAS and isinstance(value, dict):
-            moved[key] = {name: _moved(inner, home) for name, inner in value.items()}
-        else:
-            moved[key] = value if key in _OF_VALUES else _moved(value, home)
-    return moved

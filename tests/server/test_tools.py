@@ -9,10 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from octavo.server.call_grammar import forced_schema
 from octavo.server.chat_text import ChatText, TextPlan
 from octavo.server.options import ServerOptions
 from octavo.server.reasoning import STYLES, ReasoningSplitter
-from octavo.server.tool_choice import Function, Tools, forced_schema
+from octavo.server.tool_choice import Function, Tools
 from octavo.server.tools import PARSERS
 from octavo.server.tools.forced import RequiredParser
 from tests.server.fakes import Bench

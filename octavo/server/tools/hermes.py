@@ -11,6 +11,20 @@ from octavo.server.tools.written import JsonObject, read_call
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
+def hermes_grammar(call: str, many: bool) -> str:
+    """The grammar of an answer whose calls are each a ``call``, itself an expression of a grammar."""
+    return (
+        f"start: (text call){'*' if many else '?'} rest\n"
+        f'text[suffix="{OPEN}"]: ANY\n'
+        f'call: SPACE object SPACE "{CLOSE}"\n'
+        f"object: {call}\n"
+        "rest: REST\n"
+        f"REST: /(.|\\n)*/ & ~/(.|\\n)*{OPEN}(.|\\n)*/\n"
+        "ANY: /(.|\\n)*/\n"
+        "SPACE: /[ \\n]{0,4}/\n"
+    )
+
+
 class HermesParser:
     """``functions`` are the names that the request brings; a call of another one is a call, and the client's to refuse."""
 

@@ -11,6 +11,14 @@ from octavo.server.tools.written import JsonObject, read_call
 MARKER = "<|python_tag|>"
 
 
+def llama3_json_grammar(call: str, many: bool) -> str:
+    """The grammar of an answer that is a ``call``, itself an expression of a grammar, or several, or text."""
+    more = " (SEPARATOR call)*" if many else ""
+    return (
+        f"start: call{more} | TEXT\ncall: {call}\nTEXT: /[^{{ \\n\\r\\t](.|\\n)*/\nSEPARATOR: /[ \\n]{{0,4}};[ \\n]{{0,4}}/\n"
+    )
+
+
 class Llama3JsonParser:
     """Calls name one of ``functions``."""
 
