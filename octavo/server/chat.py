@@ -41,6 +41,7 @@ class Chat:
         request, warnings = await body.read(http.scope, http.receive, ChatRequest, service.options)
         frontend = service.loaded()
         envelope = service.accept(http, request, prefix="chatcmpl", warnings=warnings)
+        await service.check_form(request)
         prompt = await self._prompt(request)
         generation = service.generation(
             request, [prompt], http=http, request_id=envelope.id, prompt_logprobs=request.prompt_logprobs
