@@ -5,11 +5,13 @@ model's reasoning if it thinks, and one that the model decides on, if its functi
 """
 
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from octavo.sampling_params import ParameterError, StructuredOutputsParams
 from octavo.server import errors
 from octavo.server.reasoning import CLOSE, OPEN
+from octavo.server.structured import Wanted
 from octavo.server.tool_choice import Function, Tools
 from octavo.server.tools import Format
 from octavo.structured.compiler import WHITESPACE
@@ -48,6 +50,20 @@ def strict_output(tools: Tools, written: Format) -> StructuredOutputsParams | No
     except ParameterError as error:
         told = str(error).removeprefix("structured_outputs.grammar ")
         raise errors.invalid(f"The strict functions of this request make one grammar, which {told}", "tools") from None
+
+
+async def check_calls(confined: StructuredOutputsParams, tools: Tools, check: Callable[[Wanted], Awaitable[None]]) -> None:
+    """Raises ``ApiError`` when ``confined`` cannot be had; 400 names the function whose schema is at fault."""
+    try:
+        await check(Wanted(confined, "tools"))
+    except errors.ApiError as error:
+        if error.status != 400:
+            raise
+        for i, function in enumerate(tools.functions):
+            if function is tools.named or tools.choice == "required" or (tools.choice == "auto" and function.strict):
+                alone = StructuredOutputsParams(json=_arguments_schema(function))
+                await check(Wanted(alone, f"tools[{i}].function.parameters"))
+        raise
 
 
 def forced_schema(tools: Tools) -> dict[str, Any]:

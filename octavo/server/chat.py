@@ -12,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.server import body, errors, sse
+from octavo.server.call_grammar import check_calls
 from octavo.server.chat_plan import ChatPlan, call_format, plan_answer
 from octavo.server.chat_text import ChatText, TextDelta, TextPlan
 from octavo.server.generation import Generation, Prompt
@@ -47,11 +48,16 @@ class Chat:
         service = self._service
         request, warnings = await body.read(http.scope, http.receive, ChatRequest, service.options)
         frontend = service.loaded()
-        envelope = service.accept(http, request, prefix="chatcmpl", warnings=[*warnings, *_tools_unseen(request, frontend)])
+        envelope = service.accept(http, request, prefix="chatcmpl", warnings=warnings)
         tools = read_tools(request)
         written = call_format(tools, service.options, frontend.call_format)
+        if tools is not None:
+            envelope.warn(_warnings_about(tools, written, frontend))
+        await service.check_form(request)
         prompt = await self._prompt(request, tools)
         plan = self._plan(request, tools, written, prompt)
+        if tools is not None and plan.structured_outputs is not None:
+            await check_calls(plan.structured_outputs, tools, frontend.grammars.check)
         generation = service.generation(
             request,
             [prompt],
@@ -106,11 +112,15 @@ class Chat:
         return Prompt(text, ids)
 
 
-def _tools_unseen(request: ChatRequest, frontend: Frontend) -> list[str]:
+def _warnings_about(tools: Tools, written: Format | None, frontend: Frontend) -> list[str]:
+    """What of the request has no effect, although it was taken."""
+    found = []
     template = frontend.tokenizer.chat_template
-    if not request.tools or template is None or template.shows_tools():
-        return []
-    return ["this model's chat template does not show `tools` to the model"]
+    if template is not None and not template.shows_tools():
+        found.append("this model's chat template does not show `tools` to the model")
+    if tools.choice == "auto" and written is not None and written.grammar is None and any(f.strict for f in tools.functions):
+        found.append("`strict` has no effect on calls that the model decides on: its form of calls has no grammar here")
+    return found
 
 
 def _final_text(request: ChatRequest) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from octavo.sampling_params import StructuredOutputsParams
-from octavo.server import errors, params
+from octavo.server import errors, structured
 from octavo.server.call_grammar import forced_output, strict_output
 from octavo.server.chat_text import TextPlan
 from octavo.server.options import ServerOptions
@@ -54,7 +54,7 @@ def plan_answer(
     """``continued`` is the message that the answer goes on with, "" if it is a new one; ``style`` is the name of the model's
     reasoning, None where it is not to be told apart. Raises ``ApiError`` 400."""
     forced = tools is not None and tools.forced
-    own_form = params.confines(request) and not forced
+    own_form = structured.wanted(request) is not None and not forced
     thinking = None
     if style is not None and not own_form:  # a form that the request itself gives its text has no reasoning in it
         thinking = _Thinking(STYLES[style], prompt_leaves_open(prompt, continued))

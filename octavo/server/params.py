@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from octavo.sampling_params import MAX_BEAM_WIDTH, MAX_N, BeamSearch, ParameterError, SamplingParams
-from octavo.server import errors
+from octavo.server import errors, structured
 from octavo.server.errors import ApiError
 from octavo.server.protocol import ChatRequest, CompletionRequest, SamplingFields
 
@@ -32,11 +32,6 @@ _PASSED_ON = (
     "spaces_between_special_tokens",
 )
 _UNSUPPORTED = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
     "logits_processors",
     "logprob_token_ids",
     "prompt_embeds",
@@ -51,7 +46,6 @@ _UNSUPPORTED = (
     "audio",
     "web_search_options",
 )
-_CONFINING = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {}, 0)
 _FORBIDDEN_IN_SALT = frozenset("@/\\\0")
 
@@ -71,21 +65,12 @@ def check_supported(request: SamplingFields) -> None:
     for name in _UNSUPPORTED:
         if getattr(request, name, None) not in _NOTHING:
             raise errors.invalid(f"`{name}` is not supported by this server.", name)
-    kind = request.response_format.get("type") if isinstance(request.response_format, dict) else request.response_format
-    if kind not in (None, "text"):
-        raise errors.invalid("`response_format` other than text is not supported by this server.", "response_format")
     if getattr(request, "modalities", None) not in (None, ["text"]):
         raise errors.invalid("`modalities` other than text are not supported by this server.", "modalities")
     if getattr(request, "chat_template", None) is not None:
         raise errors.invalid(
             "A chat template of the client's is not trusted; the model's or the operator's is used.", "chat_template"
         )
-
-
-def confines(request: SamplingFields) -> bool:
-    """Whether the request itself says what form the text must have."""
-    kind = request.response_format.get("type") if isinstance(request.response_format, dict) else None
-    return kind not in (None, "text") or any(getattr(request, name) not in _NOTHING for name in _CONFINING)
 
 
 def check_combinations(request: SamplingFields, limits: ModelLimits) -> None:
@@ -210,6 +195,8 @@ def build(
     for field in _PASSED_ON:
         if (value := getattr(request, field)) is not None:
             fields[field] = value
+    if (form := structured.wanted(request)) is not None:
+        fields["structured_outputs"] = form.params
     fields |= _searching(request) if request.use_beam_search else _drawing(request, limits)
     params = SamplingParams(**fields)
     _check_against_model(params, limits, "top_logprobs" if isinstance(request, ChatRequest) else "logprobs")

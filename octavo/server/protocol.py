@@ -73,13 +73,15 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     prediction: Any = None
     session_id: Any = None
 
-    # not served: refused when they ask for something
+    # the form of the answer, one of them at the most: see structured.py
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+
+    # not served: refused when they ask for something
     logits_processors: Any = None
     logprob_token_ids: Any = None
     prompt_embeds: Any = None

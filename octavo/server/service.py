@@ -19,11 +19,12 @@ from octavo import __version__
 from octavo.config import EngineConfig, ModelConfig
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
-from octavo.server import errors, params
+from octavo.server import errors, params, structured
 from octavo.server.accounting import RequestRecord, ServerMetrics
 from octavo.server.engine_client import EngineClient
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
+from octavo.server.grammar_checker import GrammarChecker
 from octavo.server.names import ModelNames
 from octavo.server.options import ServerOptions
 from octavo.server.params import ModelLimits
@@ -33,6 +34,7 @@ from octavo.server.replies import Envelope
 from octavo.server.request_log import Log
 from octavo.server.status import Status
 from octavo.server.tools import detect
+from octavo.structured.vocabulary import vocabulary_of
 from octavo.tokenizer import Tokenizer
 
 _ID = re.compile(r"[\x21-\x7e]+")
@@ -45,6 +47,7 @@ class Frontend(msgspec.Struct, frozen=True):
     encoder: TextEncoder
     limits: ModelLimits
     fingerprint: str
+    grammars: GrammarChecker
     call_format: str | None = None
     """How the model writes calls of tools, where its chat template leaves no doubt."""
 
@@ -59,10 +62,12 @@ class Frontend(msgspec.Struct, frozen=True):
         )
         arithmetic = (config.dtype, config.quantization, config.quantized_activations, config.kv_cache_dtype)
         digest = hashlib.sha256(msgspec.json.encode((model, *arithmetic, config.load_format)))
+        ends = model.eos_token_ids
+        grammars = GrammarChecker(lambda: vocabulary_of(tokenizer, vocab_size=model.vocab_size, eos_token_ids=ends))
         fingerprint = f"octavo-{__version__}-{digest.hexdigest()[:8]}"
         template = tokenizer.chat_template
         calls = None if template is None else detect(template.source(with_tools=True))
-        return Frontend(tokenizer, TextEncoder(tokenizer), limits, fingerprint, calls)
+        return Frontend(tokenizer, TextEncoder(tokenizer), limits, fingerprint, grammars, calls)
 
 
 class Service:
@@ -128,6 +133,11 @@ class Service:
             warnings=[*warnings, *params.without_effect(request)] or msgspec.UNSET,
             cached_details=self.options.enable_prompt_tokens_details,
         )
+
+    async def check_form(self, request: SamplingFields) -> None:
+        """Raises ``ApiError`` for a form of the answer that cannot be had: a bad schema, regex or grammar."""
+        if (form := structured.wanted(request)) is not None:
+            await self.loaded().grammars.check(form)
 
     async def encode_prompts(self, texts: Sequence[str], request: SamplingFields, *, special: bool) -> list[list[int]]:
         """Token ids of each text, cut where the request says so. Raises ``ApiError`` for one that cannot fit."""

@@ -68,8 +68,6 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"use_beam_search": True, "early_stopping": "soon"}, "early_stopping", 'true, false or "never"'),
     ({"use_beam_search": "yes"}, "use_beam_search", "bool"),
     ({"stream": True, "stream_options": {"include_beams": True}}, "stream_options", "needs `use_beam_search`"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-    ({"guided_json": {"type": "object"}}, "guided_json", "not supported"),
     ({"request_id": "a b"}, "request_id", "printable ASCII"),
     ({"request_id": "a" * 257}, "request_id", "length <= 256"),
 ]

@@ -317,6 +317,26 @@ def test_a_template_that_hides_tools_is_a_warning(tmp_path: Path) -> None:
     assert answer["warnings"] == ["this model's chat template does not show `tools` to the model"]
 
 
+def test_strict_functions_confine_what_the_model_decides_on(tmp_path: Path) -> None:
+    strict = {"type": "function", "function": {**NOW["function"], "strict": True}}  # type: ignore[dict-item]
+    bench = make(tmp_path / "hermes")
+    say(bench, "Fine.")
+    assert "warnings" not in bench.post(CHAT, messages=HELLO, tools=[strict, WEATHER])[1]
+    confined = bench.engine.requests[0].params.structured_outputs
+    assert confined is not None and confined.grammar is not None and "<tool_call>" in confined.grammar
+    bench = make(tmp_path / "pythonic", tool_call_parser="pythonic")
+    (warning,) = bench.post(CHAT, messages=HELLO, tools=[strict])[1]["warnings"]
+    assert "`strict` has no effect" in warning and bench.engine.requests[0].params.structured_outputs is None
+
+
+def test_a_schema_that_cannot_be_kept_to_is_named(tooled: Bench) -> None:
+    bad = of({"type": "object", "properties": {"x": {"type": "string", "pattern": "("}}})[0]
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        error = tooled.error(CHAT, messages=HELLO, tools=[NOW, bad], tool_choice=choice)
+        assert error["param"].startswith("tools[1].function.parameters"), error
+    assert both(tooled, tools=[NOW, bad])["finish_reason"] == "stop"
+
+
 def test_markers_that_are_special_tokens_are_kept_for_the_parser(tmp_path: Path) -> None:
     bench = make(tmp_path, tool_call_parser="mistral")
     say(bench, '[TOOL_CALLS] [{"name": "now", "arguments": {}}]')
@@ -351,11 +371,19 @@ def test_reasoning_that_the_prompt_opens_or_rules_out(tmp_path: Path) -> None:
     assert (found["reasoning"], found["content"]) == ("Hm.", "Rain.")
 
 
-def test_an_output_that_a_grammar_confines_has_no_reasoning(tmp_path: Path) -> None:
+def test_forced_calls_behind_reasoning(tmp_path: Path) -> None:
     bench = make(tmp_path, reasoning_parser="deepseek_r1")
-    say(bench, '[{"name": "now", "parameters": {}}]')
+    say(bench, 'Hm.</think>\n[{"name": "now", "parameters": {}}]')
     found = both(bench, tools=[NOW], tool_choice="required")
-    assert found["calls"] and not found["reasoning"]
+    assert found["reasoning"] == "Hm." and found["calls"] == [{"name": "now", "arguments": "{}"}] and not found["content"]
+    confined = bench.engine.requests[0].params.structured_outputs
+    assert confined is not None and confined.grammar is not None and "</think>" in confined.grammar
+
+
+def test_a_form_that_the_request_asks_for_has_no_reasoning(tmp_path: Path) -> None:
+    bench = make(tmp_path, reasoning_parser="deepseek_r1")
+    say(bench, '{"a": 1}')
+    assert both(bench, response_format={"type": "json_object"})["content"] == '{"a": 1}'
 
 
 def test_reasoning_is_content_without_a_parser(tooled: Bench) -> None:
