@@ -4,7 +4,7 @@ Owns the tokenizer and the engine; turns prompts into requests and deltas into `
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -198,9 +198,11 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several, through the model's chat template."""
+        """Answer one conversation, or several, through the model's chat template. ``tools`` are shown to the model; calls are
+        part of the text, as it writes them."""
         several = [messages] if messages and isinstance(messages[0], dict) else list(messages)
         prompts = []
         for conversation in several:
@@ -208,6 +210,7 @@ class LLM:
                 conversation,  # type: ignore[arg-type]  # narrowed above: a list of messages
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                tools=tools,
                 template_kwargs=chat_template_kwargs,
             )
             prompts.append({"prompt": text, "prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)})

@@ -106,9 +106,9 @@ class ChatTemplate:
         """The text of the template that renders requests with or without tools."""
         return self._choose(with_tools).source
 
-    def shows_tools(self) -> bool:
-        """Whether tools that a request brings come before the model's eyes."""
-        return "tools" in self._choose(True).variables
+    def reads(self, variable: str, *, with_tools: bool) -> bool:
+        """Whether a variable changes anything for requests with or without tools."""
+        return variable in self._choose(with_tools).variables
 
     def _choose(self, with_tools: bool) -> _Compiled:
         names = ("tool_use", "default") if with_tools else ("default",)

@@ -6,6 +6,7 @@ call or content in a text is ``chat_text``'s to say.
 """
 
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
@@ -51,10 +52,10 @@ class Chat:
         envelope = service.accept(http, request, prefix="chatcmpl", warnings=warnings)
         tools = read_tools(request)
         written = call_format(tools, service.options, frontend.call_format)
-        if tools is not None:
-            envelope.warn(_warnings_about(tools, written, frontend))
+        template_kwargs = _template_kwargs(request, frontend)
+        envelope.warn(_without_effect(request, tools, written, frontend))
         await service.check_form(request)
-        prompt = await self._prompt(request, tools)
+        prompt = await self._prompt(request, tools, template_kwargs)
         plan = self._plan(request, tools, written, prompt)
         if tools is not None and plan.structured_outputs is not None:
             await check_calls(plan.structured_outputs, tools, frontend.grammars.check)
@@ -98,27 +99,42 @@ class Chat:
             request.skip_special_tokens = False
         return plan
 
-    async def _prompt(self, request: ChatRequest, tools: Tools | None) -> Prompt:
+    async def _prompt(self, request: ChatRequest, tools: Tools | None, template_kwargs: dict[str, Any] | None) -> Prompt:
         if not request.messages:
             raise errors.invalid("messages must not be empty.", "messages")
         text = await self._service.render(
             request.messages,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            template_kwargs=request.chat_template_kwargs,
+            template_kwargs=template_kwargs,
             tools=None if tools is None else tools.definitions,
         )
         (ids,) = await self._service.encode_prompts([text], request, special=bool(request.add_special_tokens))
         return Prompt(text, ids)
 
 
-def _warnings_about(tools: Tools, written: Format | None, frontend: Frontend) -> list[str]:
-    """What of the request has no effect, although it was taken."""
-    found = []
+def _template_kwargs(request: ChatRequest, frontend: Frontend) -> dict[str, Any] | None:
+    """``reasoning_effort`` is a variable of templates that have it."""
+    effort, given = request.reasoning_effort, request.chat_template_kwargs
+    if effort is None or not _template_reads(frontend, "reasoning_effort", with_tools=bool(request.tools)):
+        return given
+    return {"reasoning_effort": effort, **(given or {})}
+
+
+def _template_reads(frontend: Frontend, variable: str, *, with_tools: bool) -> bool:
     template = frontend.tokenizer.chat_template
-    if template is not None and not template.shows_tools():
+    return template is not None and template.reads(variable, with_tools=with_tools)
+
+
+def _without_effect(request: ChatRequest, tools: Tools | None, written: Format | None, frontend: Frontend) -> list[str]:
+    """A warning for each thing that the request asks for, that was taken, and that changes nothing."""
+    found = []
+    if request.reasoning_effort is not None and not _template_reads(frontend, "reasoning_effort", with_tools=tools is not None):
+        found.append("`reasoning_effort` has no effect: this model's chat template does not use it")
+    if tools is not None and not _template_reads(frontend, "tools", with_tools=True):
         found.append("this model's chat template does not show `tools` to the model")
-    if tools.choice == "auto" and written is not None and written.grammar is None and any(f.strict for f in tools.functions):
+    strict = tools is not None and tools.choice == "auto" and any(function.strict for function in tools.functions)
+    if strict and written is not None and written.grammar is None:
         found.append("`strict` has no effect on calls that the model decides on: its form of calls has no grammar here")
     return found
 

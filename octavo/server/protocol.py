@@ -142,6 +142,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
 
     chat_template: Any = None
     documents: Any = None

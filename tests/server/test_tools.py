@@ -380,6 +380,14 @@ def test_forced_calls_behind_reasoning(tmp_path: Path) -> None:
     assert confined is not None and confined.grammar is not None and "</think>" in confined.grammar
 
 
+def test_effort_is_a_variable_of_the_template(tmp_path: Path) -> None:
+    bench = make(tmp_path / "has", template="{{ messages[0].content }} {{ reasoning_effort }}")
+    _, answer = bench.post(CHAT, messages=HELLO, reasoning_effort="low", return_prompt_text=True)
+    assert answer["prompt_text"].endswith(" low") and "warnings" not in answer
+    _, answer = make(tmp_path / "lacks").post(CHAT, messages=HELLO, reasoning_effort="low")
+    assert "`reasoning_effort` has no effect" in answer["warnings"][0]
+
+
 def test_a_form_that_the_request_asks_for_has_no_reasoning(tmp_path: Path) -> None:
     bench = make(tmp_path, reasoning_parser="deepseek_r1")
     say(bench, '{"a": 1}')

@@ -12,6 +12,7 @@ from octavo.server.tools.python_literals import read_calls
 
 START, END = "<|python_start|>", "<|python_end|>"
 _STRUCTURE = re.compile(r"""["'()\[\]{}]""")
+_IN_STRING = re.compile(r"""["'\\\n]""")
 _CLOSES = {")": "(", "]": "[", "}": "{"}
 _MAYBE_NAME = re.compile(r"[\w\s.-]*")
 
@@ -137,15 +138,16 @@ class _ListEnd:
         return None
 
     def _through_string(self, text: str, i: int) -> int:
-        while i < len(text):
-            character, i = text[i], i + 1
-            if self._escaped:
-                self._escaped = False
-            elif character == "\\":
-                self._escaped = True
-            elif character == "\n":
-                raise NotJson(i - 1)
-            elif character == self._quote:
-                self._quote = ""
-                break
-        return i
+        if self._escaped:
+            self._escaped = False
+            return i + 1
+        found = _IN_STRING.search(text, i)
+        if found is None:
+            return len(text)
+        if found.group() == "\n":
+            raise NotJson(found.start())
+        if found.group() == "\\":
+            self._escaped = True
+        elif found.group() == self._quote:
+            self._quote = ""
+        return found.end()
