@@ -35,16 +35,18 @@ def wanted(request: SamplingFields) -> Wanted | None:
         raise errors.invalid(f"`{name}` cannot be combined with `use_beam_search`.", name)
     try:
         params = msgspec.convert(options, StructuredOutputsParams)
-    except ParameterError as error:
-        inner = (error.param or "").removeprefix("structured_outputs")
-        place = f"{name}{inner}" if field is None else field
-        message = (
-            str(error).replace(error.param or "", place, 1) if inner else str(error).replace("structured_outputs", name, 1)
-        )
-        raise errors.ApiError(400, message, param=place) from None
     except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ParameterError):  # raised by the value itself, and wrapped
+            raise _out_of_limits(error.__cause__, name, field) from None
         raise errors.malformed(f"{name}: {str(error)[:1].lower()}{str(error)[1:]}", name) from None
     return Wanted(params, field or f"{name}.{params.field}")
+
+
+def _out_of_limits(error: ParameterError, name: str, field: str | None) -> errors.ApiError:
+    """What the value says of itself, in the words of the client's field."""
+    param = error.param or "structured_outputs"
+    place = field or f"{name}{param.removeprefix('structured_outputs')}"
+    return errors.ApiError(400, str(error).replace(param, place, 1), param=place)
 
 
 def _given(request: SamplingFields) -> list[tuple[str, str | None, dict[str, Any]]]:
