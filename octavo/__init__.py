@@ -13,13 +13,14 @@ __all__ = [
     "CompletionOutput",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
     from octavo.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
-    from octavo.sampling_params import BeamSearchParams, SamplingParams
+    from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 _HOMES = {
     "LLM": "octavo.llm",
@@ -28,6 +29,7 @@ _HOMES = {
     "CompletionOutput": "octavo.outputs",
     "RequestOutput": "octavo.outputs",
     "SamplingParams": "octavo.sampling_params",
+    "StructuredOutputsParams": "octavo.sampling_params",
 }
 
 

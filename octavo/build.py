@@ -12,6 +12,7 @@ from typing import Any
 from octavo.backends.base import Backend, BatchCapacity, KVCache, KVCacheSpec
 from octavo.config import ConfigError, EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
+from octavo.engine.grammar import GrammarSource
 from octavo.engine.scheduler import Scheduler
 from octavo.executor.local import LocalExecutor
 from octavo.layers.loader import WeightFormat
@@ -22,6 +23,8 @@ from octavo.models import Model, load_model
 from octavo.quant.gguf import Dequantize, dequantize
 from octavo.quant.integer import Quantize, quantize
 from octavo.sampling_params import ParameterError
+from octavo.structured.matching import GrammarThread
+from octavo.structured.vocabulary import Vocabulary, vocabulary_of
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.hub import resolve_model
 from octavo.worker.model_runner import ModelRunner
@@ -40,6 +43,7 @@ class Loaded:
     model_config: ModelConfig
     max_model_len: int
     facts: dict[str, Any]
+    grammars: GrammarSource
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Parts:
     cache: KVCache
     max_model_len: int
     weight_format: WeightFormat
+    grammars: GrammarSource
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,10 @@ class Frontend:
     model_config: ModelConfig
     max_model_len: int
     vocab_size: int
+
+    def vocabulary(self) -> Vocabulary:
+        """What grammars must know of the model's tokens."""
+        return vocabulary_of(self.tokenizer, vocab_size=self.vocab_size, eos_token_ids=self.model_config.eos_token_ids)
 
 
 @dataclass
@@ -95,6 +104,7 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
         engine=engine,
         model_config=parts.model_config,
         max_model_len=parts.max_model_len,
+        grammars=parts.grammars,
         facts={
             "model": config.model,
             "architecture": parts.model_config.architecture,
@@ -151,7 +161,8 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
         )
         name = f"{checkpoint.path}:{weight_format}:{config.quantized_activations}"
         kv, cache = make_kv_cache(config, spec, backend, max_model_len=max_model_len, num_blocks=num_blocks, namespace=name)
-    return Parts(backend, model, checkpoint.config, kv, cache, max_model_len, weight_format)
+    grammars = GrammarThread(lambda: open_frontend(config).vocabulary())  # opened when the first grammar is asked for
+    return Parts(backend, model, checkpoint.config, kv, cache, max_model_len, weight_format, grammars)
 
 
 def make_kv_cache(
@@ -216,6 +227,7 @@ def assemble(
     cache: KVCache,
     *,
     max_model_len: int,
+    grammars: GrammarSource | None = None,
 ) -> Engine:
     """An engine over a loaded model and its cache, warmed up."""
     runner = ModelRunner(
@@ -229,7 +241,7 @@ def assemble(
     )
     runner.warm_up()
     executor = LocalExecutor(runner.execute, overlap=config.async_scheduling)
-    scheduler = Scheduler(config, kv, max_model_len=max_model_len, eos_token_ids=model_config.eos_token_ids)
+    scheduler = Scheduler(config, kv, max_model_len=max_model_len, eos_token_ids=model_config.eos_token_ids, grammars=grammars)
     return Engine(scheduler, executor, max_in_flight=2 if config.async_scheduling else 1)
 
 
@@ -254,6 +266,7 @@ def assemble_parts(config: EngineConfig, parts: Parts) -> Engine:
         parts.kv,
         parts.cache,
         max_model_len=parts.max_model_len,
+        grammars=parts.grammars,
     )
 
 

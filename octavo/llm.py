@@ -4,7 +4,7 @@ Owns the tokenizer and the engine; turns prompts into requests and deltas into `
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -26,6 +26,7 @@ from octavo.prefix_files import chat_prefix, read_prefixes, text_prefix
 from octavo.request import Request
 from octavo.sampling_params import BeamSearchParams, ParameterError, SamplingParams
 from octavo.step import TokenLogprobs
+from octavo.structured.compiler import GrammarError
 from octavo.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | dict[str, Any]
@@ -141,6 +142,7 @@ class LLM:
         self.facts = loaded.facts
         self.max_model_len = loaded.max_model_len
         self._engine = loaded.engine
+        self._grammars = loaded.grammars
         pin_prefixes(self._engine, self.config, prefixes)
         self._tokenizer: Tokenizer = frontend.tokenizer
         self._model_config = loaded.model_config
@@ -196,9 +198,11 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several, through the model's chat template."""
+        """Answer one conversation, or several, through the model's chat template. ``tools`` are shown to the model; calls are
+        part of the text, as it writes them."""
         several = [messages] if messages and isinstance(messages[0], dict) else list(messages)
         prompts = []
         for conversation in several:
@@ -206,6 +210,7 @@ class LLM:
                 conversation,  # type: ignore[arg-type]  # narrowed above: a list of messages
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                tools=tools,
                 template_kwargs=chat_template_kwargs,
             )
             prompts.append({"prompt": text, "prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)})
@@ -296,6 +301,7 @@ class LLM:
     def _enqueue(self, prompt: Prompt, params: SamplingParams, *, seed_index: int, priority: int) -> _Pending:
         text, ids = self._prompt_ids(prompt)
         self._check_against_model(ids, params)
+        self._check_grammar(params)
         request = Request(
             id=f"request-{next(self._request_ids)}",
             prompt_token_ids=ids,
@@ -332,6 +338,15 @@ class LLM:
             outside = [token for token in getattr(params, name) or () if token >= vocab_size]
             if outside:
                 raise ParameterError(f"{name} contains out-of-vocabulary ids {outside[:5]}", param=name, value=outside[0])
+
+    def _check_grammar(self, params: SamplingParams) -> None:
+        if params.structured_outputs is None:
+            return
+        try:
+            self._grammars.compile(params.structured_outputs, ends=True).result()
+        except GrammarError as error:
+            field = f"structured_outputs.{params.structured_outputs.field}"
+            raise ParameterError(f"{field}: {error}", param=field) from None
 
     def _params_for(
         self, prompts: list[Prompt], given: SamplingParams | Sequence[SamplingParams] | None

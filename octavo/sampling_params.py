@@ -16,6 +16,11 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
+MAX_SCHEMA_BYTES = 64 << 10
+MAX_SCHEMA_DEPTH = 32
+MAX_ALTERNATIVES = 4096
+MAX_REGEX_BYTES = 4 << 10
+MAX_GRAMMAR_BYTES = 256 << 10
 
 
 class ParameterError(ValueError):
@@ -68,6 +73,87 @@ class BeamSearch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return cumulative_logprob / math.pow(length, self.length_penalty)
 
 
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request's text must be: exactly one of ``json`` (a JSON schema, as text or as a dict), ``json_object`` (any JSON
+    object), ``regex``, ``choice`` (one of these strings) and ``grammar`` (Lark as llguidance reads it, or GBNF). The names are
+    those of vLLM's class of the same name.
+
+    Of JSON: ``disable_any_whitespace`` writes it without spaces and line breaks, ``whitespace_pattern`` is a regex for what may
+    stand between tokens, ``disable_additional_properties`` forbids properties that an object's schema does not name.
+    """
+
+    json: Any = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.choice is not None:
+            msgspec.structs.force_setattr(self, "choice", tuple(self.choice))
+        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        given += ["json_object"] * bool(self.json_object)
+        kinds = "json, regex, choice, grammar and json_object"
+        _require(len(given) == 1, f"structured_outputs takes exactly one of {kinds}", "structured_outputs", given)
+        if self.json is not None:
+            msgspec.structs.force_setattr(self, "json", _checked_schema(self.json))
+        _check_bytes("structured_outputs.regex", self.regex, MAX_REGEX_BYTES)
+        _check_bytes("structured_outputs.whitespace_pattern", self.whitespace_pattern, MAX_REGEX_BYTES)
+        _check_bytes("structured_outputs.grammar", self.grammar, MAX_GRAMMAR_BYTES)
+        if self.choice is not None:
+            name, num = "structured_outputs.choice", len(self.choice)
+            _require(1 <= num <= MAX_ALTERNATIVES, f"{name} must have between 1 and {MAX_ALTERNATIVES} strings", name, num)
+            _require("" not in self.choice, f"{name} cannot contain an empty string", name, "")
+            _check_bytes(name, "".join(self.choice), MAX_SCHEMA_BYTES)
+
+    @property
+    def field(self) -> str:
+        """The one that is set: "json", "regex", "choice", "grammar" or "json_object"."""
+        names = ("json", "regex", "choice", "grammar", "json_object")
+        return next(name for name in names if getattr(self, name) not in (None, False))
+
+
+def _check_bytes(name: str, text: str | None, most: int) -> None:
+    if text is not None:
+        _require(text != "", f"{name} cannot be empty", name, text)
+        _require(len(_utf8(name, text)) <= most, f"{name} must have at most {most} bytes", name, len(text))
+
+
+def _utf8(name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ParameterError(f"{name} has an unpaired surrogate; send valid Unicode.", param=name) from None
+
+
+def _checked_schema(schema: Any) -> str:
+    """A JSON schema as text, after what can be said about it without compiling it."""
+    name = "structured_outputs.json"
+    try:
+        text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+        _check_bytes(name, text, MAX_SCHEMA_BYTES)
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, TypeError, RecursionError, UnicodeError) as error:
+        raise ParameterError(f"{name} is not a JSON schema: {error}.", param=name) from None
+    _require(isinstance(value, dict | bool), f"{name} must be a JSON object", name, type(value).__name__)
+    level, depth = [value], 1
+    while level:
+        _require(depth <= MAX_SCHEMA_DEPTH, f"{name} must be nested at most {MAX_SCHEMA_DEPTH} levels deep", name, depth)
+        for enum in [node["enum"] for node in level if isinstance(node, dict) and isinstance(node.get("enum"), list)]:
+            _require(len(enum) <= MAX_ALTERNATIVES, f"an enum must have at most {MAX_ALTERNATIVES} values", name, len(enum))
+        level, depth = [item for node in level for item in _children(node)], depth + 1
+    return text
+
+
+def _children(node: Any) -> list[Any]:
+    """What a container holds that is a container itself."""
+    items = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return [item for item in items if isinstance(item, dict | list)]
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are drawn for one request. The names and defaults are those of vLLM's class of the same name.
 
@@ -77,6 +163,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``temperature`` 0 is greedy decoding. ``top_k`` 0 or -1 is off. ``seed`` makes the draws reproducible: each is keyed by
     (seed, branch, position), so neither the batch nor the schedule changes them. ``logprobs`` k returns the chosen token's
     log-probability and the k most likely, taken from the model's logits before any of the filters below.
+    ``structured_outputs`` confines the text.
     """
 
     n: int = 1
@@ -104,6 +191,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -132,6 +220,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if beam is not None:
             _require(best_of in (None, beam.width), f"best_of must be the beam width {beam.width}", "best_of", best_of)
             _require(self.n <= beam.width, f"n must be at most the beam width {beam.width}", "n", self.n)
+            ok = self.structured_outputs is None
+            _require(ok, "structured_outputs cannot be combined with beam search", "structured_outputs", beam.width)
             _require(not self.stop, "stop strings cannot be combined with beam search: use stop_token_ids", "stop", self.stop)
 
     def _normalize(self) -> None:
@@ -207,6 +297,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def needs_history(self) -> bool:
         """Whether a draw depends on the tokens before it beyond what the KV cache holds, so that it cannot be planned ahead."""
         return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.bad_words)
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether what comes after a draw is decided with the drawn token at hand, so that no draw is planned before that."""
+        return self.needs_history or self.beam is not None or self.structured_outputs is not None
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -21,7 +21,8 @@ class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token (several when n branches part here); empty when the prompt goes on in a later step. ``seeds`` has one seed for each.
     ``history`` (all tokens before the draw) and ``prompt_len`` are there only for parameters that need them.
     ``num_prompt_logprobs`` asks for the log-probabilities of ``prompt_targets``, the tokens that follow the computed ones.
-    ``num_candidates``, of a beam, asks for that many likely next tokens in the place of a draw.
+    ``num_candidates``, of a beam, asks for that many likely next tokens in the place of a draw. ``token_mask``, uint8[*] with a
+    bit for each token id, lowest first, is what a grammar allows to be drawn.
     """
 
     seq_id: int
@@ -39,6 +40,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_prompt_logprobs: int | None = None
     prompt_targets: list[int] | None = None
     num_candidates: int = 0
+    token_mask: Any = None  # np.ndarray, uint8
 
 
 class BlockCopies(msgspec.Struct, frozen=True):

@@ -36,6 +36,7 @@ class _Compiled:
     """The names that it reads and does not set itself."""
     takes_parts: bool
     """Whether it goes through a message's content part by part; else parts are joined to one text for it."""
+    source: str
 
 
 class ChatTemplate:
@@ -58,7 +59,7 @@ class ChatTemplate:
                 takes_parts, variables = _takes_parts(tree), frozenset(meta.find_undeclared_variables(tree))
                 code = environment.compile(environment.instrument(text), name=name)
                 template = Template.from_code(environment, code, environment.make_globals(None))
-                compiled[name] = _Compiled(template, variables, takes_parts)
+                compiled[name] = _Compiled(template, variables, takes_parts, text)
             except (TemplateSyntaxError, RecursionError, SyntaxError, ValueError) as error:
                 line = getattr(error, "lineno", None)
                 where = f" at line {line}" if line else ""
@@ -101,6 +102,14 @@ class ChatTemplate:
         text = self._run(chosen.template, variables, seconds=max_seconds, characters=max_characters + len(marker))
         return _cut_at(text, marker) if marker else text
 
+    def source(self, *, with_tools: bool) -> str:
+        """The text of the template that renders requests with or without tools."""
+        return self._choose(with_tools).source
+
+    def reads(self, variable: str, *, with_tools: bool) -> bool:
+        """Whether a variable changes anything for requests with or without tools."""
+        return variable in self._choose(with_tools).variables
+
     def _choose(self, with_tools: bool) -> _Compiled:
         names = ("tool_use", "default") if with_tools else ("default",)
         for name in (*names, *self._templates):
@@ -136,6 +145,8 @@ def _plain_message(message: Mapping[str, Any], index: int, *, takes_parts: bool)
     """A message as templates expect it: known keys only, content a text (or a list of parts where the template reads those),
     arguments of tool calls as objects, reasoning under both of its names."""
     plain = {key: message[key] for key in _MESSAGE_KEYS if message.get(key) is not None}
+    if not plain.get("tool_calls", True):  # templates ask whether there is a list, not whether it has anything in it
+        del plain["tool_calls"]
     plain["content"] = _plain_content(message.get("content"), index, takes_parts=takes_parts)
     if "tool_calls" in plain:
         plain["tool_calls"] = [_plain_tool_call(call, index) for call in _list_of(plain["tool_calls"], index)]

@@ -4,10 +4,11 @@ beams die and part.
 Called by the scheduler alone; changes sequences through the KV cache manager's fork / allocate / free.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from octavo.engine.beam import BeamSearchState, Ends, Survivor
+from octavo.engine.grammar import Grammar
 from octavo.engine.sequence import Sequence, SequenceGroup, branch_seed
 from octavo.memory.interface import KVManager
 from octavo.sampling_params import SamplingParams
@@ -51,9 +52,16 @@ def _fork(parent: Sequence, kv: KVManager, seq_id: int, *, branch: int, seed: in
         max_len=parent.max_len,
         group_size=parent.group_size,
         reforks=parent.reforks,
+        grammar=parent.grammar.fork() if parent.grammar is not None else None,
     )
     kv.fork(parent, child)
     return child
+
+
+def lacking_masks(groups: Iterable[SequenceGroup]) -> list[tuple[int, Grammar]]:
+    """The sequences that can only go on once the mask of their grammar is computed, by id."""
+    sequences = [seq for group in groups if group.params.structured_outputs is not None for seq in group.live]
+    return [(s.seq_id, s.grammar) for s in sequences if s.grammar is not None and s.grammar.mask is None]
 
 
 def begin_search(params: SamplingParams, eos_token_ids: frozenset[int], max_tokens: int) -> BeamSearchState | None:

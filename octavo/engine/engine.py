@@ -16,6 +16,9 @@ from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.step import SchedulerOutput
 
+GRAMMAR_WAIT = 0.02
+"""Seconds that a step with nothing to compute waits for a grammar."""
+
 
 class EngineStuckError(RuntimeError):
     """There is work, nothing is in flight and nothing can be planned. A bug; waiting would never end it."""
@@ -56,6 +59,8 @@ class Engine:
         while len(self._in_flight) < self._max_in_flight and (plan := self.scheduler.schedule()):
             self._in_flight.append((plan, self.executor.submit(plan)))
         if not self._in_flight:
+            if self.scheduler.await_grammar(GRAMMAR_WAIT):
+                return []
             if self.scheduler.has_work:
                 raise EngineStuckError("no sequence can be scheduled and none is in flight")
             return []

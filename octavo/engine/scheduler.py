@@ -8,6 +8,7 @@ yields. Invariant: only a group without work in flight is preempted or swapped.
 import time
 from bisect import insort
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import count
 
@@ -16,18 +17,19 @@ from octavo.engine import decoding, ngram
 from octavo.engine.batching import Batching, BatchLevel, IterationLevel
 from octavo.engine.decoding import Planned
 from octavo.engine.deltas import beam_deltas, deltas_of, request_metrics
+from octavo.engine.grammar import Grammar, GrammarSource, MaskBudget, NoText
 from octavo.engine.limits import Limits
 from octavo.engine.policy import POLICIES
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup, branch_seed
-from octavo.engine.stopping import finish_reason
+from octavo.engine.stopping import ends_with_grammar, finish_reason
 from octavo.engine.swap_cost import SwapCost
 from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVUsage
 from octavo.memory.slots import KVSlots
 from octavo.metrics import EngineStats
-from octavo.outputs import RequestMetrics, TokenDelta
+from octavo.outputs import FinishReason, RequestMetrics, TokenDelta
 from octavo.request import Request
-from octavo.sampling_params import ParameterError
+from octavo.sampling_params import ParameterError, SamplingParams
 from octavo.step import PENDING, Candidates, ModelOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
 
 
@@ -57,6 +59,7 @@ class Scheduler:
         *,
         max_model_len: int,
         eos_token_ids: tuple[int, ...] = (),
+        grammars: GrammarSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.kv = kv
@@ -70,6 +73,9 @@ class Scheduler:
         self._waiting: list[SequenceGroup] = []
         self._running: list[SequenceGroup] = []
         self._swapped: list[SequenceGroup] = []
+        self._compiling: list[SequenceGroup] = []
+        self._grammars = grammars
+        self._masks = MaskBudget()
         self._groups: dict[str, SequenceGroup] = {}
         self._planned: dict[int, list[Planned]] = {}
         self._swap_cost = SwapCost()
@@ -104,7 +110,7 @@ class Scheduler:
             num_branches=params.num_outputs,
             num_sequences=num_sequences,
             max_tokens_total=limit,
-            plans_ahead=not params.needs_history and params.beam is None and self._config.spec_method is None,
+            plans_ahead=not params.needs_host and self._config.spec_method is None,
             search=decoding.begin_search(params, self._eos_token_ids, limit - prompt_len),
         )
         first = Sequence(
@@ -120,8 +126,16 @@ class Scheduler:
             reforks=params.beam is not None,
         )
         group.sequences.append(first)
+        if params.structured_outputs is not None:
+            group.compiling = self._compile(params)
         self._groups[request.id] = group
-        self._enqueue(group, GroupStatus.WAITING)
+        self._enqueue(group, GroupStatus.WAITING if group.compiling is None else GroupStatus.COMPILING)
+
+    def _compile(self, params: SamplingParams) -> "Future[Grammar]":
+        if self._grammars is None or params.structured_outputs is None:
+            message = "structured_outputs are not available: this engine was built without a vocabulary"
+            raise ParameterError(message, param="structured_outputs")
+        return self._grammars.compile(params.structured_outputs, ends=not params.ignore_eos)
 
     def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None:
         """End a request, or one branch of it, at once; unknown ids are ignored. No delta is sent for what is aborted.
@@ -155,10 +169,17 @@ class Scheduler:
     def _retire(self, group: SequenceGroup) -> None:
         self._queue_of(group).remove(group)
         group.status = GroupStatus.FINISHED
+        if group.compiling is not None:
+            group.compiling.cancel()
         del self._groups[group.request.id]
 
     def _queue_of(self, group: SequenceGroup) -> list[SequenceGroup]:
-        queues = {GroupStatus.WAITING: self._waiting, GroupStatus.RUNNING: self._running, GroupStatus.SWAPPED: self._swapped}
+        queues = {
+            GroupStatus.COMPILING: self._compiling,
+            GroupStatus.WAITING: self._waiting,
+            GroupStatus.RUNNING: self._running,
+            GroupStatus.SWAPPED: self._swapped,
+        }
         return queues[group.status]
 
     def _enqueue(self, group: SequenceGroup, status: GroupStatus) -> None:
@@ -168,7 +189,9 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------------------------ planning
 
     def schedule(self) -> SchedulerOutput | None:
-        """The next step, or None when nothing can be computed before a result arrives."""
+        """The next step, or None when nothing can be computed before a result arrives or a grammar is compiled."""
+        self._take_compiled()
+        self._masks.compute(decoding.lacking_masks(self._running))
         planned: list[Planned] = []
         scheduled: list[ScheduledSequence] = []
         budget, yielded = self._schedule_running(self._config.max_num_batched_tokens, planned, scheduled)
@@ -186,6 +209,23 @@ class Scheduler:
         )
         self._planned[plan.step_id] = planned
         return plan
+
+    def await_grammar(self, seconds: float) -> bool:
+        """Sleep until a grammar is compiled, at most that long. False if no sequence waits for a grammar or its mask."""
+        futures = [group.compiling for group in self._compiling if group.compiling is not None]
+        if futures:
+            wait(futures, seconds, FIRST_COMPLETED)
+        return bool(futures or decoding.lacking_masks(self._running))
+
+    def _take_compiled(self) -> None:
+        """Requests whose grammar is ready begin to wait. One that cannot be compiled ends in an error of its own: whoever sent
+        the request has checked it, so that this is rare."""
+        for group in [g for g in self._compiling if g.compiling is not None and g.compiling.done()]:
+            future, group.compiling = group.compiling, None
+            failed = future is None or future.cancelled() or future.exception() is not None
+            group.sequences[0].grammar = NoText() if failed or future is None else future.result()
+            self._compiling.remove(group)
+            self._enqueue(group, GroupStatus.WAITING)
 
     def _schedule_running(self, budget: int, planned: list[Planned], scheduled: list[ScheduledSequence]) -> tuple[int, bool]:
         """Returns the budget that is left and whether a group had to yield, or must as soon as its work is done."""
@@ -225,6 +265,8 @@ class Scheduler:
         last_computed = group.max_tokens_total - 1  # nobody reads what the very last token would add to the cache
         for seq in group.sequences:
             if seq.finished or seq.num_computed >= min(len(seq.token_ids), last_computed):
+                continue
+            if seq.grammar is not None and seq.grammar.mask is None:
                 continue
             if not seq.blocks and group.forked and not self._rebuild(group, seq, demand):
                 continue
@@ -314,6 +356,7 @@ class Scheduler:
             num_prompt_logprobs=params.prompt_logprobs if prompt_targets else None,
             prompt_targets=prompt_targets,
             num_candidates=group.search.num_candidates if group.search and targets else 0,
+            token_mask=targets[0].grammar.mask if targets and targets[0].grammar is not None else None,
         )
 
     # ------------------------------------------------------------------------------------------------ residence of groups
@@ -362,6 +405,8 @@ class Scheduler:
                     return
             elif not self._admit(group, budget):
                 return
+            for _, grammar in decoding.lacking_masks([group]):
+                grammar.compute_mask()
             demand = self._demand(group, budget, 0)
             if not self.kv.fits(demand):  # just swapped in: it goes on in the next step
                 return
@@ -444,6 +489,8 @@ class Scheduler:
             if not seq.finished:
                 decoding.place_drawn(entry, seq, token)
                 self._deliver(entry.group, seq, [token], entry.position, logprobs[i : i + 1] if logprobs else None, now, deltas)
+                if not seq.finished and ends_with_grammar(entry.group, seq, token, self._eos_token_ids):
+                    self._deliver(entry.group, seq, [], entry.position + 1, None, now, deltas, reason="stop")
                 if not seq.finished and not entry.group.plans_ahead:
                     self._propose(entry.group, seq)
 
@@ -475,7 +522,7 @@ class Scheduler:
             self._propose(entry.group, seq)
 
     def _propose(self, group: SequenceGroup, seq: Sequence) -> None:
-        if self._config.spec_method is not None and not group.params.needs_history:
+        if self._config.spec_method is not None and not group.params.needs_host:
             room = group.max_tokens_total - len(seq.token_ids) - 1
             seq.drafts = ngram.propose(seq.token_ids, min(self._config.spec_tokens, room))
 
@@ -488,13 +535,16 @@ class Scheduler:
         logprobs: list[TokenLogprobs] | None,
         now: float,
         deltas: list[TokenDelta],
+        *,
+        reason: FinishReason | None = None,
     ) -> None:
-        """Hand new tokens, the first of which has index ``position``, to the client, up to the one that ends the sequence."""
-        reason = stop_reason = None
+        """Hand new tokens, the first of which has index ``position``, to the client, up to the one that ends the sequence; with
+        a ``reason`` it ends without one."""
+        stop_reason = None
         for i in range(len(tokens)):
             reason, stop_reason = finish_reason(group, seq, position + i + 1, self._eos_token_ids)
             if reason is not None:
-                tokens = tokens[: i + 1] if reason != "error" else tokens[:i]
+                tokens = tokens[: i + 1] if tokens[i] >= 0 else tokens[:i]
                 break
         if logprobs is not None:
             logprobs = logprobs[: len(tokens)]
@@ -537,7 +587,7 @@ class Scheduler:
         references, blocks_referenced = kv.sharing()
         return EngineStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._compiling),
             num_swapped=len(self._swapped),
             blocks_total=kv.device.num_blocks,
             blocks_used=kv.device.num_used,

@@ -4,10 +4,12 @@ The scheduler owns them; the KV cache manager writes the fields that describe bl
 tokens, some of them computed, and computed catches up with tokens.
 """
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 
 from octavo.engine.beam import BeamSearchState
+from octavo.engine.grammar import Grammar
 from octavo.memory.block_pool import Block
 from octavo.memory.kv_cache_manager import KVUsage
 from octavo.request import Request
@@ -18,6 +20,7 @@ _MASK64 = (1 << 64) - 1
 
 
 class GroupStatus(Enum):
+    COMPILING = "compiling"
     WAITING = "waiting"
     RUNNING = "running"
     SWAPPED = "swapped"
@@ -57,6 +60,7 @@ class Sequence:
     num_computed: int = 0
     drafts: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
+    grammar: Grammar | None = None
     finished: bool = False
     blocks: list[Block] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -85,7 +89,7 @@ class SequenceGroup:
     ``max_tokens_total`` bounds prompt plus output. ``num_branches`` is what the client sees, ``num_sequences`` what is
     computed: greedy branches are equal, so one sequence stands for all. ``forked`` tells whether the branches exist yet.
     With ``search``, ``sequences`` are its running beams in their order, ``candidates`` what this round has brought so far by
-    sequence id, and the branches are the beams that will be returned.
+    sequence id, and the branches are the beams that will be returned. ``compiling`` will be the first sequence's grammar.
     """
 
     request: Request
@@ -106,6 +110,7 @@ class SequenceGroup:
     prompt_logprobs: list[TokenLogprobs] | None = None
     search: BeamSearchState | None = None
     candidates: dict[int, Candidates] = field(default_factory=dict)
+    compiling: Future[Grammar] | None = None
 
     @property
     def params(self) -> SamplingParams:

@@ -18,6 +18,7 @@ class SampleRow:
     ``position`` is the index in the sequence of the token about to be drawn; with ``seed`` (uint64) it is all the randomness
     there is. ``history`` holds every token before the draw, ``prompt_len`` of them the prompt's; it may be None where
     ``params.needs_history`` is false. ``num_logprobs`` None: no log-probabilities; k: the drawn token's and the k likeliest.
+    ``token_mask``, uint8[*], has a bit for each token id, lowest first: 0 makes the token impossible.
     """
 
     logits_row: int
@@ -29,6 +30,7 @@ class SampleRow:
     prompt_len: int = 0
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_logprobs: int | None = None
+    token_mask: np.ndarray | None = None
 
 
 class Feature(Protocol):

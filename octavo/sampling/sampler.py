@@ -19,6 +19,7 @@ from octavo.sampling.logit_bias import LogitBias
 from octavo.sampling.min_tokens import MinTokens
 from octavo.sampling.penalties import Penalties
 from octavo.sampling.row import Feature, SampleRow
+from octavo.sampling.token_mask import TokenMask
 from octavo.sampling.verify import draft_rows, num_accepted
 from octavo.step import Candidates, TokenLogprobs
 
@@ -31,7 +32,7 @@ at all. The sequence should end with finish reason "error"."""
 
 def features_in_order(eos_token_ids: tuple[int, ...]) -> tuple[Feature, ...]:
     """The order of vLLM: what is impossible, then what is shifted, then what is damped; temperature and the rest follow."""
-    return AllowedTokens(), BadWords(), MinTokens(eos_token_ids), LogitBias(), Penalties()
+    return TokenMask(), AllowedTokens(), BadWords(), MinTokens(eos_token_ids), LogitBias(), Penalties()
 
 
 class Sampler:

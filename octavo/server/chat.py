@@ -1,16 +1,21 @@
 """POST /v1/chat/completions: a conversation in, the assistant's answer out, whole or streamed.
 
 The conversation becomes one prompt by the model's own template (or the operator's, never the client's). Chunks leave out what
-is not set; each choice begins with a chunk that has the role and ends with one that has the finish reason.
+is not set; each choice begins with a chunk that has the role and ends with one that has the finish reason. What is reasoning,
+call or content in a text is ``chat_text``'s to say.
 """
 
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.server import body, errors, sse
+from octavo.server.call_grammar import check_calls
+from octavo.server.chat_plan import ChatPlan, call_format, plan_answer
+from octavo.server.chat_text import ChatText, TextDelta, TextPlan
 from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
@@ -20,13 +25,17 @@ from octavo.server.responses import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
+    ChatFinishReason,
     ChatLogprobs,
     ChatMessage,
     ChatResponse,
     Delta,
+    MadeToolCall,
     Usage,
 )
-from octavo.server.service import Service
+from octavo.server.service import Frontend, Service
+from octavo.server.tool_choice import Tools, read_tools
+from octavo.server.tools import Format
 from octavo.step import TokenLogprobs
 
 
@@ -41,14 +50,27 @@ class Chat:
         request, warnings = await body.read(http.scope, http.receive, ChatRequest, service.options)
         frontend = service.loaded()
         envelope = service.accept(http, request, prefix="chatcmpl", warnings=warnings)
-        prompt = await self._prompt(request)
+        tools = read_tools(request)
+        written = call_format(tools, service.options, frontend.call_format)
+        template_kwargs = _template_kwargs(request, frontend)
+        envelope.warn(_without_effect(request, tools, written, frontend))
+        await service.check_form(request)
+        prompt = await self._prompt(request, tools, template_kwargs)
+        plan = self._plan(request, tools, written, prompt)
+        if tools is not None and plan.structured_outputs is not None:
+            await check_calls(plan.structured_outputs, tools, frontend.grammars.check)
         generation = service.generation(
-            request, [prompt], http=http, request_id=envelope.id, prompt_logprobs=request.prompt_logprobs
+            request,
+            [prompt],
+            http=http,
+            request_id=envelope.id,
+            prompt_logprobs=request.prompt_logprobs,
+            structured_outputs=plan.structured_outputs,
         )
         formatter = LogprobFormat(
             frontend.tokenizer, top=request.top_logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)
         )
-        answer = ChatAnswer(request, prompt, envelope, formatter)
+        answer = ChatAnswer(request, prompt, envelope, formatter, plan.text)
         generation.submit()
         if request.stream:
             return await self._streamed(generation, answer)
@@ -69,29 +91,76 @@ class Chat:
         events = events_or_error(answer.events(generation), generation, self._service.log)
         return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
 
-    async def _prompt(self, request: ChatRequest) -> Prompt:
+    def _plan(self, request: ChatRequest, tools: Tools | None, written: Format | None, prompt: Prompt) -> ChatPlan:
+        continued = _final_text(request) if request.continue_final_message else ""
+        style = self._service.options.reasoning_parser
+        plan = plan_answer(request, tools, written, prompt=prompt.text or "", continued=continued, style=style)
+        if plan.shows_special_tokens and request.skip_special_tokens is None:
+            request.skip_special_tokens = False
+        return plan
+
+    async def _prompt(self, request: ChatRequest, tools: Tools | None, template_kwargs: dict[str, Any] | None) -> Prompt:
         if not request.messages:
             raise errors.invalid("messages must not be empty.", "messages")
         text = await self._service.render(
             request.messages,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            template_kwargs=request.chat_template_kwargs,
+            template_kwargs=template_kwargs,
+            tools=None if tools is None else tools.definitions,
         )
         (ids,) = await self._service.encode_prompts([text], request, special=bool(request.add_special_tokens))
         return Prompt(text, ids)
 
 
+def _template_kwargs(request: ChatRequest, frontend: Frontend) -> dict[str, Any] | None:
+    """``reasoning_effort`` is a variable of templates that have it."""
+    effort, given = request.reasoning_effort, request.chat_template_kwargs
+    if effort is None or not _template_reads(frontend, "reasoning_effort", with_tools=bool(request.tools)):
+        return given
+    return {"reasoning_effort": effort, **(given or {})}
+
+
+def _template_reads(frontend: Frontend, variable: str, *, with_tools: bool) -> bool:
+    template = frontend.tokenizer.chat_template
+    return template is not None and template.reads(variable, with_tools=with_tools)
+
+
+def _without_effect(request: ChatRequest, tools: Tools | None, written: Format | None, frontend: Frontend) -> list[str]:
+    """A warning for each thing that the request asks for, that was taken, and that changes nothing."""
+    found = []
+    if request.reasoning_effort is not None and not _template_reads(frontend, "reasoning_effort", with_tools=tools is not None):
+        found.append("`reasoning_effort` has no effect: this model's chat template does not use it")
+    if tools is not None and not _template_reads(frontend, "tools", with_tools=True):
+        found.append("this model's chat template does not show `tools` to the model")
+    strict = tools is not None and tools.choice == "auto" and any(function.strict for function in tools.functions)
+    if strict and written is not None and written.grammar is None:
+        found.append("`strict` has no effect on calls that the model decides on: its form of calls has no grammar here")
+    return found
+
+
+def _final_text(request: ChatRequest) -> str:
+    """The text of the last message."""
+    content = request.messages[-1].content
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.text or "" for part in content)
+
+
 class ChatAnswer:
     """One request's answer as it grows."""
 
-    def __init__(self, request: ChatRequest, prompt: Prompt, envelope: Envelope, formatter: LogprobFormat) -> None:
+    def __init__(
+        self, request: ChatRequest, prompt: Prompt, envelope: Envelope, formatter: LogprobFormat, plan: TextPlan
+    ) -> None:
         self._request = request
         self._prompt = prompt
         self._envelope = envelope
         self._format = formatter
+        self._plan = plan
         n = request.n or 1
         self._parts: list[list[ChoiceUpdate]] = [[] for _ in range(n)]
+        self._texts = [ChatText(plan) for _ in range(n)]
         self._begun = [False] * n
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._usages = Usages([len(prompt.token_ids)], n, details=envelope.cached_details)
@@ -128,8 +197,9 @@ class ChatAnswer:
                     continue
                 if not self._begun[update.index]:
                     pieces += self._first_events(update.index)
-                if self._worth_a_chunk(update):
-                    pieces.append(self._chunk(update))
+                delta = self._texts[update.index].push(update.text, last=update.finish_reason is not None)
+                if self._worth_a_chunk(update, delta):
+                    pieces.append(self._chunk(update, delta))
             if pieces:
                 yield b"".join(pieces)
         yield self._last_events()
@@ -141,20 +211,24 @@ class ChatAnswer:
 
     def _echo(self) -> str:
         """With ``echo``, what the model was asked to go on with: the text of the final message."""
-        last = self._request.messages[-1]
-        if not self._request.echo or not self._request.continue_final_message or last.content is None:
-            return ""
-        if isinstance(last.content, str):
-            return last.content
-        return "\n".join(part.text or "" for part in last.content)
+        request = self._request
+        return _final_text(request) if request.echo and request.continue_final_message else ""
 
     def _choice(self, index: int) -> ChatChoice:
         parts = self._parts[index]
+        said = self._texts[index].push("".join(part.text for part in parts), last=True)
+        content = self._echo() + said.content
+        calls = [MadeToolCall(id=str(call.id), function=call.function) for call in said.tool_calls]
+        message = ChatMessage(
+            content=content if content or not said else None,
+            tool_calls=calls or UNSET,
+            reasoning=said.reasoning or None,
+        )
         return ChatChoice(
             index=index,
-            message=ChatMessage(content=self._echo() + "".join(part.text for part in parts)),
+            message=message,
             logprobs=self._logprobs(parts),
-            finish_reason=parts[-1].finish_reason,
+            finish_reason=self._finish_reason(parts[-1]),
             stop_reason=parts[-1].stop_reason,
             token_ids=[token for part in parts for token in part.token_ids] if self._request.return_token_ids else None,
         )
@@ -164,10 +238,14 @@ class ChatAnswer:
             return None
         return self._format.chat(entry for part in parts for entry in part.logprobs or [])
 
-    def _worth_a_chunk(self, update: ChoiceUpdate) -> bool:
+    def _finish_reason(self, update: ChoiceUpdate) -> ChatFinishReason | None:
+        ended_in_calls = update.finish_reason == "stop" and self._plan.reports_calls and self._texts[update.index].called
+        return "tool_calls" if ended_in_calls else update.finish_reason
+
+    def _worth_a_chunk(self, update: ChoiceUpdate, delta: TextDelta) -> bool:
         """A token whose text is held back changes nothing that the client can see, unless it asked for tokens."""
         shows_tokens = bool(self._request.logprobs or self._request.return_token_ids)
-        return bool(update.text) or update.finish_reason is not None or (shows_tokens and bool(update.token_ids))
+        return bool(delta) or update.finish_reason is not None or (shows_tokens and bool(update.token_ids))
 
     def _first_events(self, index: int) -> list[bytes]:
         """The role, with facts about the prompt, and the echo."""
@@ -184,12 +262,16 @@ class ChatAnswer:
             events.append(sse.event(self._new_chunk(ChatChunkChoice(index=index, delta=Delta(content=echo)))))
         return events
 
-    def _chunk(self, update: ChoiceUpdate) -> bytes:
+    def _chunk(self, update: ChoiceUpdate, delta: TextDelta) -> bytes:
         choice = ChatChunkChoice(
             index=update.index,
-            delta=Delta(content=update.text),
+            delta=Delta(
+                content=delta.content if delta.content or self._plan.plain else UNSET,
+                reasoning=delta.reasoning or UNSET,
+                tool_calls=delta.tool_calls or UNSET,
+            ),
             logprobs=self._logprobs([update]),
-            finish_reason=update.finish_reason,
+            finish_reason=self._finish_reason(update),
             token_ids=update.token_ids if self._request.return_token_ids else None,
         )
         if update.finish_reason is not None:

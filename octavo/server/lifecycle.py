@@ -78,6 +78,8 @@ class Lifecycle:
         loading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving
+        if self._service.frontend is not None:
+            self._service.frontend.grammars.close()
         spawner.shutdown(wait=False)
         return exit_status
 

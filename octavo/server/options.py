@@ -25,6 +25,17 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="names that clients may call the model; default: as given, of a path the last part")
     ] = ()
     drain_timeout: Annotated[float, Meta(ge=0, description="seconds that running requests get to finish after SIGTERM")] = 30.0
+    enable_auto_tool_choice: Annotated[
+        bool, Meta(description="let the model decide on calls when a request brings tools and says nothing else")
+    ] = True
+    tool_call_parser: Annotated[
+        Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"],
+        Meta(description="how the model writes calls; auto: as its chat template says"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["deepseek_r1", "qwen3"] | None,
+        Meta(description="how the model marks its reasoning, to answer with it apart; default: it is part of the content"),
+    ] = None
     strict: Annotated[bool, Meta(description="refuse unknown request fields instead of answering with a warning")] = False
     log_format: Annotated[
         Literal["auto", "json", "text"], Meta(description="of log lines; auto: text on a terminal, else JSON")

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from octavo.sampling_params import MAX_BEAM_WIDTH, MAX_N, BeamSearch, ParameterError, SamplingParams
-from octavo.server import errors
+from octavo.server import errors, structured
 from octavo.server.errors import ApiError
 from octavo.server.protocol import ChatRequest, CompletionRequest, SamplingFields
 
@@ -32,11 +32,6 @@ _PASSED_ON = (
     "spaces_between_special_tokens",
 )
 _UNSUPPORTED = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
     "logits_processors",
     "logprob_token_ids",
     "prompt_embeds",
@@ -46,7 +41,6 @@ _UNSUPPORTED = (
     "ec_transfer_params",
     "suffix",
     "documents",
-    "tools",
     "functions",
     "function_call",
     "audio",
@@ -71,11 +65,6 @@ def check_supported(request: SamplingFields) -> None:
     for name in _UNSUPPORTED:
         if getattr(request, name, None) not in _NOTHING:
             raise errors.invalid(f"`{name}` is not supported by this server.", name)
-    kind = request.response_format.get("type") if isinstance(request.response_format, dict) else request.response_format
-    if kind not in (None, "text"):
-        raise errors.invalid("`response_format` other than text is not supported by this server.", "response_format")
-    if getattr(request, "tool_choice", None) not in (None, "none"):
-        raise errors.invalid("When using `tool_choice`, `tools` must be set.", "tool_choice")
     if getattr(request, "modalities", None) not in (None, ["text"]):
         raise errors.invalid("`modalities` other than text are not supported by this server.", "modalities")
     if getattr(request, "chat_template", None) is not None:
@@ -206,6 +195,8 @@ def build(
     for field in _PASSED_ON:
         if (value := getattr(request, field)) is not None:
             fields[field] = value
+    if (form := structured.wanted(request)) is not None:
+        fields["structured_outputs"] = form.params
     fields |= _searching(request) if request.use_beam_search else _drawing(request, limits)
     params = SamplingParams(**fields)
     _check_against_model(params, limits, "top_logprobs" if isinstance(request, ChatRequest) else "logprobs")

@@ -73,13 +73,15 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     prediction: Any = None
     session_id: Any = None
 
-    # not served: refused when they ask for something
+    # the form of the answer, one of them at the most: see structured.py
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+
+    # not served: refused when they ask for something
     logits_processors: Any = None
     logprob_token_ids: Any = None
     prompt_embeds: Any = None
@@ -104,7 +106,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 class FunctionCall(msgspec.Struct, kw_only=True):
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] | None = ""
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
@@ -136,12 +138,14 @@ class ChatRequest(SamplingFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_prompt_text: bool | None = None
-    parallel_tool_calls: Any = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
 
     chat_template: Any = None
     documents: Any = None
-    tools: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -160,7 +164,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Any = None
-    tools: Any = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 

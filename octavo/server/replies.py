@@ -28,6 +28,11 @@ class Envelope(msgspec.Struct, kw_only=True):
     warnings: list[str] | UnsetType
     cached_details: bool
 
+    def warn(self, warnings: list[str]) -> None:
+        """Adds to what is said once."""
+        if warnings:
+            self.warnings = [*(self.warnings or []), *warnings]
+
     def once(self) -> list[str] | UnsetType:
         """The warnings, the first time it is asked."""
         warnings, self.warnings = self.warnings, UNSET

@@ -4,12 +4,14 @@ A field that is ``None`` is written as null where clients expect the key to be t
 Fields that other servers fill and this one never does are there because clients read them.
 """
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.outputs import FinishReason
+
+ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -108,21 +110,42 @@ class ChatLogprobs(msgspec.Struct):
     content: list[ChatLogprob]
 
 
+class CalledFunction(msgspec.Struct, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """The beginning of a call, with ``id``, ``type`` and name, or more of its arguments."""
+
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    index: int
+    function: CalledFunction
+
+
+class MadeToolCall(msgspec.Struct, kw_only=True):
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
     annotations: None = None
     audio: None = None
     function_call: None = None
-    reasoning: None = None
+    tool_calls: list[MadeToolCall] | UnsetType = UNSET
+    reasoning: str | None = None
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     routed_experts: None = None
@@ -149,13 +172,15 @@ class ChatResponse(msgspec.Struct, kw_only=True):
 class Delta(msgspec.Struct, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType | None = UNSET
 

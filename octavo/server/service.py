@@ -18,12 +18,13 @@ from starlette.requests import Request as HttpRequest
 from octavo import __version__
 from octavo.config import EngineConfig, ModelConfig
 from octavo.request import Request
-from octavo.sampling_params import SamplingParams
-from octavo.server import errors, params
+from octavo.sampling_params import SamplingParams, StructuredOutputsParams
+from octavo.server import errors, params, structured
 from octavo.server.accounting import RequestRecord, ServerMetrics
 from octavo.server.engine_client import EngineClient
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
+from octavo.server.grammar_checker import GrammarChecker
 from octavo.server.names import ModelNames
 from octavo.server.options import ServerOptions
 from octavo.server.params import ModelLimits
@@ -32,6 +33,8 @@ from octavo.server.protocol import MAX_ID, ChatRequest, CompletionRequest, Messa
 from octavo.server.replies import Envelope
 from octavo.server.request_log import Log
 from octavo.server.status import Status
+from octavo.server.tools import detect
+from octavo.structured.vocabulary import vocabulary_of
 from octavo.tokenizer import Tokenizer
 
 _ID = re.compile(r"[\x21-\x7e]+")
@@ -44,6 +47,9 @@ class Frontend(msgspec.Struct, frozen=True):
     encoder: TextEncoder
     limits: ModelLimits
     fingerprint: str
+    grammars: GrammarChecker
+    call_format: str | None = None
+    """How the model writes calls of tools, where its chat template leaves no doubt."""
 
     @staticmethod
     def build(tokenizer: Tokenizer, model: ModelConfig, *, max_model_len: int, config: EngineConfig) -> "Frontend":
@@ -56,7 +62,12 @@ class Frontend(msgspec.Struct, frozen=True):
         )
         arithmetic = (config.dtype, config.quantization, config.quantized_activations, config.kv_cache_dtype)
         digest = hashlib.sha256(msgspec.json.encode((model, *arithmetic, config.load_format)))
-        return Frontend(tokenizer, TextEncoder(tokenizer), limits, f"octavo-{__version__}-{digest.hexdigest()[:8]}")
+        ends = model.eos_token_ids
+        grammars = GrammarChecker(lambda: vocabulary_of(tokenizer, vocab_size=model.vocab_size, eos_token_ids=ends))
+        fingerprint = f"octavo-{__version__}-{digest.hexdigest()[:8]}"
+        template = tokenizer.chat_template
+        calls = None if template is None else detect(template.source(with_tools=True))
+        return Frontend(tokenizer, TextEncoder(tokenizer), limits, fingerprint, grammars, calls)
 
 
 class Service:
@@ -123,6 +134,11 @@ class Service:
             cached_details=self.options.enable_prompt_tokens_details,
         )
 
+    async def check_form(self, request: SamplingFields) -> None:
+        """Raises ``ApiError`` for a form of the answer that cannot be had: a bad schema, regex or grammar."""
+        if (form := structured.wanted(request)) is not None:
+            await self.loaded().grammars.check(form)
+
     async def encode_prompts(self, texts: Sequence[str], request: SamplingFields, *, special: bool) -> list[list[int]]:
         """Token ids of each text, cut where the request says so. Raises ``ApiError`` for one that cannot fit."""
         frontend = self.loaded()
@@ -137,6 +153,7 @@ class Service:
         add_generation_prompt: bool | None,
         continue_final_message: bool | None,
         template_kwargs: dict[str, Any] | None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> str:
         """The prompt text of a conversation, by the model's template. Raises ``ApiError`` or ``ParameterError``."""
         if len(messages) > self.options.max_messages:
@@ -156,6 +173,7 @@ class Service:
             add_generation_prompt=generate,
             continue_final_message=continued,
             template_kwargs=template_kwargs,
+            tools=tools,
         )
 
     def generation(
@@ -166,8 +184,10 @@ class Service:
         http: HttpRequest,
         request_id: str,
         prompt_logprobs: int | None,
+        structured_outputs: StructuredOutputsParams | None = None,
     ) -> Generation:
-        """Everything checked and ready to submit. Raises ``ApiError`` or ``ParameterError``."""
+        """Everything checked and ready to submit. ``structured_outputs`` go before what the request itself asks its text to be.
+        Raises ``ApiError`` or ``ParameterError``."""
         frontend = self.loaded()
         arrival = http.scope["state"]["arrival"]
         requests = []
@@ -176,6 +196,8 @@ class Service:
             sampling = params.build(
                 request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
             )
+            if structured_outputs is not None:
+                sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
             requests.append(self._engine_request(request, prompt, sampling, arrival))
         record = RequestRecord(request_id=request_id, arrival=arrival, stream=bool(request.stream))
         generation = Generation(

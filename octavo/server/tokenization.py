@@ -8,6 +8,7 @@ from octavo.server.protocol import DetokenizeRequest, TokenizeRequest
 from octavo.server.replies import json_response
 from octavo.server.responses import DetokenizeResponse, TokenizeResponse
 from octavo.server.service import Service
+from octavo.server.tool_choice import check_tools
 
 
 class Tokenization:
@@ -41,15 +42,17 @@ class Tokenization:
 
     async def _text(self, request: TokenizeRequest) -> tuple[str, bool]:
         """The text to tokenize, and whether special tokens are added around it."""
-        if request.chat_template is not None or request.tools:
-            name = "tools" if request.tools else "chat_template"
-            raise errors.invalid(f"`{name}` is not supported by this server.", name)
+        if request.chat_template is not None:
+            raise errors.invalid("`chat_template` is not supported by this server.", "chat_template")
+        if request.tools is not None:
+            check_tools(request.tools)
         if request.messages is not None:
             text = await self._service.render(
                 request.messages,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 template_kwargs=request.chat_template_kwargs,
+                tools=request.tools,
             )
             return text, bool(request.add_special_tokens)
         if request.prompt is None:

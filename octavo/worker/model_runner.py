@@ -194,6 +194,7 @@ def _draws(seq: ScheduledSequence, first: int) -> list[SampleRow]:
             prompt_len=seq.prompt_len,
             bad_words_token_ids=seq.bad_words_token_ids,
             num_logprobs=seq.num_logprobs,
+            token_mask=seq.token_mask,
         )
         for seed in seq.seeds
     ]

@@ -21,12 +21,11 @@ from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.request import Request
 from octavo.sampling_params import BeamSearch, SamplingParams
 from octavo.step import PENDING, Candidates, ModelOutput, ScheduledSequence, SchedulerOutput
+from tests.engine.fake_grammar import EOS, VOCABULARY, FakeGrammars, begin, fake_form, pick
 
-EOS, VOCABULARY = 0, 23
 
-
-def next_token(context: list[int], seed: int) -> int:
-    return (hash((tuple(context), seed, 7)) & 0x7FFFFFFF) % VOCABULARY
+def next_token(context: list[int], seed: int, mask: np.ndarray | None = None) -> int:
+    return pick(hash((tuple(context), seed, 7)) & 0x7FFFFFFF, mask)
 
 
 def logprobs_after(context: list[int], params: SamplingParams, prompt_len: int) -> list[float]:
@@ -116,7 +115,7 @@ class FakeExecutor:
             return accepted
         if seq.history is not None:
             assert seq.history == context
-        tokens = [next_token(context, seed) for seed in seq.seeds]
+        tokens = [next_token(context, seed, seq.token_mask) for seed in seq.seeds]
         self.last_token.update(zip(seq.sample_rows, tokens, strict=True))
         return tokens
 
@@ -179,11 +178,20 @@ def naive(request: Request, max_model_len: int) -> list[list[int]]:
     for branch in range(params.num_branches):
         seed = branch_seed(request.seed, 0 if params.greedy else branch)
         tokens = list(request.prompt_token_ids)
+        form = params.structured_outputs
+        grammar = begin(form, ends=not params.ignore_eos) if form is not None else None
         while True:
-            tokens.append(next_token(tokens, seed))
+            if grammar is not None:
+                grammar.compute_mask()
+            token = next_token(tokens, seed, grammar.mask if grammar is not None else None)
+            if token < 0:
+                break
+            tokens.append(token)
             produced = len(tokens) - len(request.prompt_token_ids)
             ended = tokens[-1] in stops_of(params) and produced >= params.min_tokens
             if ended or produced >= (params.max_tokens or 0) or len(tokens) >= max_model_len:
+                break
+            if grammar is not None and grammar.advance(token) and (params.ignore_eos or produced < params.min_tokens):
                 break
         outputs.append(tokens[len(request.prompt_token_ids) :])
     return outputs
@@ -206,6 +214,8 @@ class Scenario:
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
         block_size = rng.choice([1, 2, 3, 4, 8])
+        self.grammar_rng = random.Random(f"grammars {self.seed}")  # its own, so that it moves no other choice
+        self.grammars = FakeGrammars(self.grammar_rng)
         self.shared = [rng.randrange(1, VOCABULARY) for _ in range(12)]
         self.speculates = rng.random() < 0.3
         self.arrivals: list[Request] = []
@@ -228,7 +238,9 @@ class Scenario:
         self.kv = self.manager(config, num_blocks=1 << 10, num_host_blocks=0)
         num_blocks = max(map(self.blocks_needed, self.arrivals)) + extra_blocks
         self.kv = self.manager(config, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
-        self.scheduler = Scheduler(config, self.kv, max_model_len=self.max_model_len, eos_token_ids=(EOS,))
+        self.scheduler = Scheduler(
+            config, self.kv, max_model_len=self.max_model_len, eos_token_ids=(EOS,), grammars=self.grammars
+        )
         executor = FakeExecutor(block_size=block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
         self.engine = Engine(self.scheduler, executor, max_in_flight=self.depth)
 
@@ -294,6 +306,7 @@ class Scenario:
             ignore_eos=rng.random() < 0.2,
             stop_token_ids=[rng.randrange(VOCABULARY)] if rng.random() < 0.3 else None,
             repetition_penalty=1.2 if rng.random() < 0.2 else 1.0,
+            structured_outputs=fake_form(self.grammar_rng) if beam is None and self.grammar_rng.random() < 0.2 else None,
         )
         scope = rng.choice(["", "", "tenant"])
         return Request(
@@ -324,6 +337,7 @@ class Scenario:
                 if victim not in self.finished:
                     self.aborted.add(victim)
                     self.engine.abort(victim)
+            self.grammars.tick()
             for delta in self.engine.step():
                 self.outputs.setdefault((delta.request_id, delta.branch), []).extend(delta.token_ids)
                 self.totals[delta.request_id, delta.branch] = delta.cumulative_logprob

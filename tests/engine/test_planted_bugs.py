@@ -138,7 +138,7 @@ BUGS = [
     Bug(
         "beams that plan ahead",
         SCHEDULER,
-        "not params.needs_history and params.beam is None and",
+        "not params.needs_host and",
         "not params.needs_history and",
     ),
     Bug("a demand that forgets copy-on-write", MANAGER, "return total + sum(", "return total + 0 * sum("),

@@ -174,18 +174,26 @@ MODEL = ModelConfig(
 class Bench:
     """A whole server but for the engine. ``log`` is what it would have written."""
 
-    def __init__(self, directory: Path, options: ServerOptions | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        options: ServerOptions | None = None,
+        *,
+        template: str | None = None,
+        context: int = 64,
+        **config: Any,
+    ) -> None:
         from tests.server.tiny import TEMPLATE, vocab_size
         from tests.tokenizer.small import byte_level_directory
 
-        self.tokenizer = Tokenizer.from_directory(byte_level_directory(directory, chat_template=TEMPLATE))
+        self.tokenizer = Tokenizer.from_directory(byte_level_directory(directory, chat_template=template or TEMPLATE))
         self.engine = FakeEngine(self.tokenizer)
         self.status = Status()
         self.status.up()
         self.status.text_ready()
         self.log = io.StringIO()
         model = msgspec.structs.replace(MODEL, vocab_size=vocab_size())
-        frontend = Frontend.build(self.tokenizer, model, max_model_len=64, config=EngineConfig(model="tiny", **config))
+        frontend = Frontend.build(self.tokenizer, model, max_model_len=context, config=EngineConfig(model="tiny", **config))
         self.frontend = msgspec.structs.replace(frontend, fingerprint="octavo-test")
         self.service = Service(
             options=options or ServerOptions(),

@@ -68,8 +68,6 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"use_beam_search": True, "early_stopping": "soon"}, "early_stopping", 'true, false or "never"'),
     ({"use_beam_search": "yes"}, "use_beam_search", "bool"),
     ({"stream": True, "stream_options": {"include_beams": True}}, "stream_options", "needs `use_beam_search`"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-    ({"guided_json": {"type": "object"}}, "guided_json", "not supported"),
     ({"request_id": "a b"}, "request_id", "printable ASCII"),
     ({"request_id": "a" * 257}, "request_id", "length <= 256"),
 ]
@@ -163,7 +161,6 @@ def test_n_is_refused_before_anything_grows_with_it(bench: Bench) -> None:
         ({"messages": HELLO * 2049}, "messages", "at most 2048 entries"),
         ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs", "`logprobs` must be set to true"),
         ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "sample logprobs of 21"),
-        ({"messages": HELLO, "tools": [{"type": "function"}]}, "tools", "not supported"),
         ({"messages": HELLO, "tool_choice": "auto"}, "tool_choice", "`tools` must be set"),
         ({"messages": HELLO, "chat_template": "{{ x }}"}, "chat_template", "not trusted"),
         ({"messages": HELLO, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "cannot set 'messages'"),

@@ -1,0 +1,94 @@
+"""The joint between sequences and the grammars that confine them: who computes masks implements ``Grammar``.
+
+Also when masks are computed: before a step, as many as fit into a few milliseconds, so that a grammar that is hard to match
+slows its own request and no other. Knows no text and no library.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import numpy as np
+
+from octavo.sampling_params import StructuredOutputsParams
+
+MASK_SECONDS = 0.004
+"""What masks may add to a step."""
+
+
+class Grammar(Protocol):
+    """Where one sequence stands in its grammar."""
+
+    @property
+    def mask(self) -> np.ndarray | None:
+        """uint8[*], a bit for every token id, lowest first: 1 where the token may come next. None: not computed yet."""
+        ...
+
+    @property
+    def mask_seconds(self) -> float:
+        """What its latest mask took to compute."""
+        ...
+
+    @property
+    def is_satisfied(self) -> bool:
+        """Whether the text may end here."""
+        ...
+
+    def compute_mask(self) -> None: ...
+
+    def advance(self, token: int) -> bool:
+        """Go on with a token that the mask allows. Returns whether the text is complete: nothing but an end may follow."""
+        ...
+
+    def fork(self) -> "Grammar":
+        """A copy that goes on independently."""
+        ...
+
+
+class GrammarSource(Protocol):
+    """Compiles what requests ask for, elsewhere than on the caller's thread."""
+
+    def compile(self, wanted: StructuredOutputsParams, *, ends: bool) -> "Future[Any]":
+        """A ``Grammar``, at its beginning, its first mask computed. With ``ends`` false no mask ever offers an end-of-sequence
+        token."""
+        ...
+
+
+class NoText:
+    """The grammar of a request whose own could not be compiled: it allows nothing, which ends that request in an error."""
+
+    is_satisfied = False
+    mask_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.mask: np.ndarray | None = np.zeros(0, np.uint8)
+
+    def compute_mask(self) -> None:
+        pass
+
+    def advance(self, token: int) -> bool:
+        return False
+
+    def fork(self) -> Grammar:
+        return self
+
+
+class MaskBudget:
+    """Computes lacking masks, the cheap and the long-awaited first, until the time is up; always at least one."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._waited: dict[int, int] = {}
+
+    def compute(self, lacking: Sequence[tuple[int, Grammar]]) -> None:
+        """``lacking``: sequence ids with grammars that have no mask. Some may be left without; they come before cheaper ones
+        the longer they wait."""
+        waited = {seq_id: self._waited.get(seq_id, 0) for seq_id, _ in lacking}
+        deadline = self._clock() + MASK_SECONDS
+        for seq_id, grammar in sorted(lacking, key=lambda item: item[1].mask_seconds / (1 + waited[item[0]])):
+            grammar.compute_mask()
+            del waited[seq_id]
+            if self._clock() > deadline:
+                break
+        self._waited = {seq_id: steps + 1 for seq_id, steps in waited.items()}

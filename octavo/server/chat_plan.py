@@ -1,0 +1,91 @@
+"""What an answer to a chat request has to be, and what to look for in it: which form of calls, which reasoning, from where on.
+
+Decided from the request, the operator's options and what the model's template says, before anything is generated. Raises
+``ApiError`` for what cannot be.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from octavo.sampling_params import StructuredOutputsParams
+from octavo.server import errors, structured
+from octavo.server.call_grammar import forced_output, strict_output
+from octavo.server.chat_text import TextPlan
+from octavo.server.options import ServerOptions
+from octavo.server.protocol import ChatRequest
+from octavo.server.reasoning import STYLES, ReasoningSplitter, ReasoningStyle, prompt_leaves_open
+from octavo.server.tool_choice import Tools
+from octavo.server.tools import PARSERS, Format
+from octavo.server.tools.events import Parser
+from octavo.server.tools.forced import NamedParser, RequiredParser
+
+
+class ChatPlan(msgspec.Struct, frozen=True):
+    """``structured_outputs`` confine the output for the sake of the calls in it, and go before what the request itself asks its
+    text to be. ``shows_special_tokens``: the marker of calls is one, and has to be in the text."""
+
+    text: TextPlan
+    structured_outputs: StructuredOutputsParams | None
+    shows_special_tokens: bool
+
+
+class _Thinking(msgspec.Struct, frozen=True):
+    """How an answer reasons. ``inside`` is what ``prompt_leaves_open`` says."""
+
+    style: ReasoningStyle
+    inside: bool | None
+
+
+def call_format(tools: Tools | None, options: ServerOptions, detected: str | None) -> Format | None:
+    """How the model writes calls: as the operator says, or as its template does. Raises ``ApiError`` 400 when the model is to
+    decide on calls and this server could not read them."""
+    name = detected if options.tool_call_parser == "auto" else options.tool_call_parser
+    if tools is not None and tools.choice == "auto" and (name is None or not options.enable_auto_tool_choice):
+        message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+        raise errors.invalid(message, "tool_choice")
+    return None if name is None else PARSERS[name]
+
+
+def plan_answer(
+    request: ChatRequest, tools: Tools | None, written: Format | None, *, prompt: str, continued: str, style: str | None
+) -> ChatPlan:
+    """``continued`` is the message that the answer goes on with, "" if it is a new one; ``style`` is the name of the model's
+    reasoning, None where it is not to be told apart. Raises ``ApiError`` 400."""
+    forced = tools is not None and tools.forced
+    own_form = structured.wanted(request) is not None and not forced
+    thinking = None
+    if style is not None and not own_form:  # a form that the request itself gives its text has no reasoning in it
+        thinking = _Thinking(STYLES[style], prompt_leaves_open(prompt, continued))
+    text = TextPlan(
+        splitter=None if thinking is None else partial(ReasoningSplitter, thinking.style, inside=thinking.inside),
+        parser=_parser(tools, written),
+        include_reasoning=request.include_reasoning is not False,
+        max_calls=1 if tools is not None and not tools.parallel else None,
+        short_ids=written is not None and written.short_ids,
+        reports_calls=tools is not None and tools.choice in ("auto", "required"),
+    )
+    confined = None if own_form or request.use_beam_search else _confined(tools, written, thinking)
+    special = tools is not None and tools.choice == "auto" and written is not None and written.special
+    return ChatPlan(text, confined, special)
+
+
+def _parser(tools: Tools | None, written: Format | None) -> Callable[[], Parser] | None:
+    if tools is None or tools.choice == "none":
+        return None
+    if tools.named is not None:
+        return partial(NamedParser, tools.named.name)
+    if tools.choice == "required":
+        return RequiredParser
+    return None if written is None else partial(written.parser, tools.names)
+
+
+def _confined(tools: Tools | None, written: Format | None, thinking: _Thinking | None) -> StructuredOutputsParams | None:
+    if tools is None or tools.choice == "none":
+        return None
+    if tools.forced:
+        thinks = thinking is not None and thinking.inside is not False
+        tagged = thinking is not None and thinking.inside is None and not thinking.style.implied
+        return forced_output(tools, thinks=thinks, tagged=tagged)
+    return None if written is None else strict_output(tools, written)

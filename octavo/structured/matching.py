@@ -1,0 +1,164 @@
+"""Where one sequence stands in its grammar, and the thread that compiles grammars.
+
+Owns the matchers and the cache of compiled grammars, bounded in bytes. Compiling happens on one thread of low priority, one
+grammar at a time; the vocabulary is read when the first one is asked for, so that a start costs nothing.
+"""
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from octavo.sampling_params import StructuredOutputsParams
+from octavo.structured.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from octavo.structured.compiler import GrammarCompiler
+
+CACHE_BYTES = 256 << 20
+_SLOW_MASK = 0.05
+_SLOW_MASKS = 3
+_STACK_BYTES = 64 << 20
+_NICENESS = 10
+
+
+class MatchedGrammar:
+    """One sequence's matcher. ``ends`` are the bits of the end-of-sequence tokens that are never to be offered, if any.
+
+    A matcher that fails, or whose masks repeatedly cost more than 50 ms of computing, allows nothing from then on.
+    """
+
+    def __init__(self, matcher: Any, mask_bytes: int, ends: np.ndarray | None) -> None:
+        self._matcher = matcher
+        self._mask_bytes = mask_bytes
+        self._ends = ends
+        self._num_slow = 0
+        self.mask: np.ndarray | None = None
+        self.mask_seconds = 0.0
+
+    @property
+    def is_satisfied(self) -> bool:
+        return not self._matcher.is_error() and bool(self._matcher.is_accepting())
+
+    def compute_mask(self) -> None:
+        mask = np.zeros(self._mask_bytes, np.uint8)
+        begun = time.thread_time()
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self.mask_seconds = time.thread_time() - begun
+        self._num_slow += self.mask_seconds > _SLOW_MASK
+        if self._matcher.is_error() or self._num_slow >= _SLOW_MASKS:
+            mask.fill(0)  # the library offers an end where it has failed
+        elif self._ends is not None:
+            mask &= ~self._ends
+        self.mask = mask
+
+    def advance(self, token: int) -> bool:
+        self.mask = None
+        self._matcher.consume_token(token)
+        return not self._matcher.is_error() and bool(self._matcher.is_stopped())
+
+    def fork(self) -> "MatchedGrammar":
+        copy = MatchedGrammar(self._matcher.deep_copy(), self._mask_bytes, self._ends)
+        copy.mask, copy.mask_seconds, copy._num_slow = self.mask, self.mask_seconds, self._num_slow
+        return copy
+
+    def without_ends(self, ends: np.ndarray) -> "MatchedGrammar":
+        """A fork that never offers these tokens."""
+        copy = self.fork()
+        copy._ends = ends
+        if copy.mask is not None:
+            copy.mask = copy.mask & ~ends
+        return copy
+
+
+class GrammarThread:
+    """``vocabulary`` is called once, on the thread."""
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], *, cache_bytes: int = CACHE_BYTES) -> None:
+        self._vocabulary = vocabulary
+        self._cache: OrderedDict[bytes, tuple[MatchedGrammar, int]] = OrderedDict()
+        self._cache_bytes = cache_bytes
+        self._cached_bytes = 0
+        self._lock = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._compiler: GrammarCompiler | None = None
+        self._ends = np.zeros(0, np.uint8)
+
+    def compile(self, wanted: StructuredOutputsParams, *, ends: bool) -> "Future[MatchedGrammar]":
+        """See ``octavo.engine.grammar.GrammarSource``. The future raises ``GrammarError`` for what cannot be matched."""
+        key = hashlib.sha256(msgspec.msgpack.encode(wanted)).digest()
+        with self._lock:
+            known = self._lookup(key, ends=ends)
+        if known is not None:
+            done: Future[MatchedGrammar] = Future()
+            done.set_result(known)
+            return done
+        if self._thread is None:
+            self._thread = _deep_thread(_begin_thread)
+        return self._thread.submit(self._compile, key, wanted, ends)
+
+    def _lookup(self, key: bytes, *, ends: bool) -> MatchedGrammar | None:
+        entry = self._cache.get(key)
+        if entry is None:
+            return None
+        self._cache.move_to_end(key)
+        return entry[0].fork() if ends else entry[0].without_ends(self._ends)
+
+    def _compile(self, key: bytes, wanted: StructuredOutputsParams, ends: bool) -> MatchedGrammar:
+        with self._lock:
+            known = self._lookup(key, ends=ends)
+        if known is not None:
+            return known
+        compiler = self._compiler or self._build()
+        root = MatchedGrammar(compiler.compile(wanted), compiler.mask_bytes, None)
+        root.compute_mask()
+        with self._lock:
+            self._keep(key, root, _estimated_bytes(wanted))
+            return root.fork() if ends else root.without_ends(self._ends)
+
+    def _build(self) -> "GrammarCompiler":
+        from octavo.structured.compiler import GrammarCompiler
+
+        vocabulary = self._vocabulary()
+        compiler = self._compiler = GrammarCompiler(vocabulary)
+        ends = np.zeros(compiler.mask_bytes * 8, np.uint8)
+        ends[vocabulary.eos_token_ids] = 1
+        ends[len(vocabulary.tokens) :] = 1
+        self._ends = np.packbits(ends, bitorder="little")
+        return compiler
+
+    def _keep(self, key: bytes, root: MatchedGrammar, num_bytes: int) -> None:
+        self._cache[key] = root, num_bytes
+        self._cached_bytes += num_bytes
+        while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
+            self._cached_bytes -= self._cache.popitem(last=False)[1][1]
+
+
+def _estimated_bytes(wanted: StructuredOutputsParams) -> int:
+    """Measured: a kilobyte for a byte of the largest schemas; the library does not tell."""
+    return (64 << 10) + 1024 * len(msgspec.msgpack.encode(wanted))
+
+
+def _deep_thread(begin: Callable[[], None]) -> ThreadPoolExecutor:
+    """One thread whose stack is deeper than that of whoever checked the grammars, because the library recurses."""
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-grammar", initializer=begin)
+        pool.submit(int).result()  # the thread starts with its first task
+        return pool
+    finally:
+        threading.stack_size(before)
+
+
+def _begin_thread() -> None:
+    """On Linux a priority can be a thread's own."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
