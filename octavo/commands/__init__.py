@@ -9,7 +9,7 @@ COMMANDS = {
     "serve": ("octavo.commands.serve", "serve a model over HTTP"),
     "chat": ("octavo.commands.chat", "talk to a model in the terminal, here or on a server"),
     "generate": ("octavo.commands.generate", "complete prompts and print the text"),
-    "bench": ("octavo.commands.bench", "measure: throughput, latency, how near to the machine's limits"),
+    "bench": ("octavo.commands.bench", "measure: throughput, latency, a server under load, how near to the machine's limits"),
     "doctor": ("octavo.commands.doctor", "say what this machine can do and why"),
 }
 """Name -> (module, help line)."""
