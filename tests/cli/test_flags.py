@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from octavo import cli
 from octavo.bench.options import RooflineOptions
-from octavo.commands import COMMANDS, bench, chat, flags, generate, serve
+from octavo.commands import COMMANDS, bench, chat, complete, flags, generate, run_batch, serve
 from octavo.config import ConfigError, EngineConfig
 from octavo.server.options import ServerOptions
 
@@ -141,7 +141,14 @@ def test_unknown_variables_are_pointed_out(capsys: pytest.CaptureFixture[str]) -
     assert second == "octavo: warning: OCTAVO_ZZZ sets nothing"
 
 
-PARSERS = [serve.parser(), chat.parser(), generate.parser(), *map(bench.parser, bench.MEASUREMENTS)]
+PARSERS = [
+    serve.parser(),
+    chat.parser(),
+    generate.parser(),
+    complete.parser(),
+    run_batch.parser(),
+    *map(bench.parser, bench.MEASUREMENTS),
+]
 
 
 @pytest.mark.parametrize("name", bench.MEASUREMENTS)
