@@ -1,6 +1,6 @@
 """Requests drawn from the API's own description: whatever comes, it is answered as described, by the same engine.
 
-``OCTAVO_TEST_EXAMPLES`` is how many are drawn for each route and kind; the default keeps this short, 1000 takes minutes.
+``SCHEMATHESIS_EXAMPLES`` is how many are drawn for each route and kind; the default keeps this short.
 """
 
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from tests.server.tiny import RunningServer, write_tiny_llama
 
-EXAMPLES = os.environ.get("OCTAVO_TEST_EXAMPLES", "15")
+EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "15")
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 PROMPT = {"prompt": [5, 6, 7, 8], "max_tokens": 16, "temperature": 0, "return_token_ids": True}
 
@@ -23,7 +23,7 @@ PROMPT = {"prompt": [5, 6, 7, 8], "max_tokens": 16, "temperature": 0, "return_to
 def drawn_upon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Its context is short: requests may ask for 128 answers as long as it allows."""
     model = write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", max_position_embeddings=64)
-    running = RunningServer(model, "--served-model-name", "tiny", "--max-logprobs", "100").wait_ready()
+    running = RunningServer(model, "--served-model-name", "tiny").wait_ready()
     yield running
     running.kill()
 
