@@ -37,6 +37,8 @@ struct LinearArgs {
     const float* residual; // may be null, may be out
     float* out;
     int64_t rows, n, k;
+    int64_t out_stride;                   // elements
+    int64_t first_row = 0, first_column = 0; // what lies at `out`
     int64_t fetch_end = 0; // blocks below it may be fetched into the cache while the one before is multiplied
     Pieces* pieces = nullptr;
 };
@@ -46,6 +48,7 @@ struct PackArgs {
     void* dst;
     int64_t n, k;
     bool src_bf16, dst_bf16;
+    bool gated; // blocks of the first half of the rows take turns with those of the second
 };
 
 struct EmbeddingArgs {
@@ -80,6 +83,15 @@ struct GatedArgs {
     const float* gate_up;
     void* out;
     int64_t size;
+    bool out_bf16;
+};
+
+// The product of a gated weight: of each row a block of gates, then the block of what they let through.
+struct GatedBlockArgs {
+    const float* sums; // [rows, 2 * kColumnBlock]
+    const float* bias; // of the gates; of the rest `size` further; may be null
+    void* out;
+    int64_t rows, size, out_stride; // size: columns of the whole result
     bool out_bf16;
 };
 
@@ -128,6 +140,7 @@ struct KernelTable {
     void (*head_norm)(const HeadsArgs&, int64_t row0, int64_t row1);
     void (*rotary)(const HeadsArgs&, int64_t row0, int64_t row1);
     void (*silu_and_mul)(const GatedArgs&, int64_t row0, int64_t row1);
+    void (*silu_and_mul_block)(const GatedBlockArgs&);
 
     // Stores k and v of rows [row0, row1) in their slots.
     void (*write_kv)(const AttentionArgs&, int64_t row0, int64_t row1);

@@ -7,19 +7,57 @@ engine as a whole (requests at once, slots, tokens a second) is a mean over time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import msgspec
 
 from octavo.bench.report import percentile
 from octavo.clock import Clock
-from octavo.engine.engine import Engine
+from octavo.metrics import EngineStats
+from octavo.outputs import TokenDelta
 from octavo.request import Request
 
-SAMPLED = 8
-"""Steps from one look at the engine to the next."""
+SAMPLED = 7
+"""Steps from one look at the engine to the next: a number that lengths are seldom multiples of."""
+
+ENOUGH = 0.2
+"""Part of a run that must have been under load for means to be taken of that part alone."""
 
 SLOTS = ("tokens", "reserved", "internal", "rounding", "unusable", "cached", "free", "saved")
 """Fields of the KV cache's record of its slots."""
+
+
+class Branch(Protocol):
+    """One sequence of a request: what is counted of it. It holds a ``row`` of at least 0 while it runs."""
+
+    row: int
+
+    @property
+    def num_output_tokens(self) -> int: ...
+
+
+class Scheduler(Protocol):
+    """What is looked at."""
+
+    @property
+    def live_sequences(self) -> Sequence[Branch]: ...
+
+    def kv_slots(self) -> Any:
+        """The KV cache at this moment: ``total`` and the fields ``SLOTS``."""
+        ...
+
+
+class Engine(Protocol):
+    """What is driven: the engine's own interface, as far as needed."""
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: Request) -> None: ...
+    def abort(self, request_id: str) -> object: ...
+    def step(self) -> list[TokenDelta]: ...
+    def stats(self) -> EngineStats: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +230,7 @@ class _Run:
             self._engine.step()
 
     def _summary(self, seconds: float, steps: int) -> Replayed:
-        watch = self._loaded if self._loaded.seconds else self._whole
+        watch = self._loaded if self._loaded.seconds > ENOUGH * self._whole.seconds else self._whole
         stats, before = self._engine.stats(), self._before
         total = self._engine.scheduler.kv_slots().total
         latencies = self._latencies or [0.0]

@@ -55,7 +55,7 @@ def scene(
             prefix_caching=prefix_caching,
         )
     slow = policy in ("orca-max", "fastertransformer")
-    count = (8 if slow else 24) if bench.quick else (24 if slow else 96)
+    count = (8 if slow or trace == "chatbot" else 24) if bench.quick else (24 if slow else 96)
     return Serve(
         machine=machine,
         trace=trace,
@@ -75,7 +75,7 @@ def long_scene(bench: Bench, *, policy: KVAllocation = "paged", block_size: int 
     if bench.quick:
         quick = scene(bench, HERE, "sharegpt", policy=policy)
         return msgspec.structs.replace(quick, block_size=block_size, repeat=repeat)
-    counts = {"paged": 64, "orca-oracle": 48, "orca-pow2": 40, "orca-max": 24, "fastertransformer": 18}
+    counts = {"paged": 48, "orca-oracle": 48, "orca-pow2": 40, "orca-max": 24, "fastertransformer": 18}
     return Serve(
         machine=HERE,
         trace="sharegpt",

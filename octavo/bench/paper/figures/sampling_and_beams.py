@@ -29,6 +29,13 @@ SAVED = {
     ("sharegpt", "beams"): (0.443, 0.663),
 }
 """What the paper reports for widths 2 to 6."""
+REQUESTS = {
+    (False, "sharegpt"): {1: 72, 2: 60, 4: 40, 6: 32},
+    (False, "alpaca-text"): {1: 240, 2: 120, 4: 60, 6: 40},
+    (True, "sharegpt"): {1: 32, 2: 16, 4: 10, 6: 8},
+    (True, "alpaca-text"): {1: 120, 2: 60, 4: 30, 6: 20},
+}
+"""By whether the run is a quick one, trace and width."""
 WANTED = {"sampling": 0.16, "beams": 0.44}
 """Of ShareGPT: within or above the paper's range."""
 GAINS = {1: "1.3x", 6: "2.3x"}
@@ -78,9 +85,9 @@ class SamplingAndBeams:
                 at_once = [paged["sequences_at_once"], oracle["sequences_at_once"]]
                 rows.append([KINDS[kind] if width > 1 else "one sequence", width, saved, *rates, *at_once])
             columns = ["decoding", "width", "blocks saved", "tokens/s", "Orca (Oracle), tokens/s", "ratio"]
-            serve = found[0]["serve"]
-            lengths = "true lengths" if trace != "sharegpt" or serve["shrink"] == 1 else f"lengths divided by {serve['shrink']}"
-            note = f"{lengths}, a pool of {BRANCHED_POOLS[trace] // serve['shrink']} slots; tokens of all sequences count."
+            serve = next(m["serve"] for m in found if m["trace"] == trace)
+            lengths = "true lengths" if serve["shrink"] == 1 else f"lengths divided by {serve['shrink']}"
+            note = f"{lengths}, a pool of {serve['kv_slots']} slots; tokens of all sequences count."
             columns += ["sequences at once", "Orca (Oracle), sequences at once"]
             made.append(Table(TRACE_NAMES[trace], columns, rows, [note[0].upper() + note[1:]]))
         return made
@@ -134,15 +141,13 @@ class SamplingAndBeams:
 
 
 def _serve(bench: Bench, trace: str, kind: str, width: int, policy: KVAllocation) -> Serve:
-    """Fewer requests the wider they are: about the same number of sequences."""
     long = trace == "sharegpt"
-    sequences = (24 if long else 48) if bench.quick else (96 if long else 240)
     shrink = 4 if bench.quick and long else 1
     return Serve(
         machine=HERE,
         trace=trace,
         policy=policy,
-        num_requests=max(6, sequences // width),
+        num_requests=REQUESTS[bench.quick, trace][width],
         kv_slots=BRANCHED_POOLS[trace] // shrink,
         max_model_len=(LONG_LEN if long else SMALL_LEN) // shrink,
         max_num_seqs=128,
