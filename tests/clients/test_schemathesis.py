@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -28,19 +29,19 @@ def drawn_upon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServ
     running.kill()
 
 
-def run_schemathesis(url: str) -> str:
+def run_schemathesis(url: str, directory: Path) -> str:
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--checks", CHECKS]
     options = ["--max-examples", EXAMPLES, "--phases", "coverage,fuzzing", "--no-color", "--seed", "1", "--no-shrink"]
-    done = subprocess.run([*command, *options], check=False, capture_output=True, text=True, timeout=3000)
+    done = subprocess.run([*command, *options], check=False, capture_output=True, text=True, cwd=directory, timeout=3000)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return done.stdout
 
 
-def test_every_answer_is_as_described(drawn_upon: RunningServer) -> None:
+def test_every_answer_is_as_described(drawn_upon: RunningServer, tmp_path: Path) -> None:
     engine, process = drawn_upon.engine_pid(), drawn_upon.process.pid
     before = httpx.post(f"{drawn_upon.url}/v1/completions", json=PROMPT).json()["choices"]
     blocks = drawn_upon.metric("octavo_kv_blocks", state="used")
-    out = run_schemathesis(drawn_upon.url)
+    out = run_schemathesis(drawn_upon.url, tmp_path)
     found = re.search(r"(\d+) generated", out)
     assert found is not None and int(found.group(1)) > 1000
     assert (drawn_upon.process.pid, drawn_upon.find_engine()) == (process, engine) and drawn_upon.process.poll() is None
