@@ -126,6 +126,14 @@ def _objects(data: mmap.mmap) -> Iterator[tuple[int, int]]:
             return
 
 
+def first_pair(conversation: Conversation) -> tuple[str, str] | None:
+    """A person's first words and a model's answer, where a conversation begins so."""
+    turns = conversation.conversations
+    if len(turns) < 2 or turns[0].speaker not in _HUMANS or turns[1].speaker not in _MODELS:
+        return None
+    return turns[0].value, turns[1].value
+
+
 def sharegpt(
     path: Path,
     tokenizer: TextEncoder,
@@ -187,11 +195,8 @@ class _FirstPair:
     max_len: int
 
     def texts(self, conversation: Conversation) -> tuple[str, str] | None:
-        turns = conversation.conversations
-        if len(turns) < 2 or turns[0].speaker not in _HUMANS or turns[1].speaker not in _MODELS:
-            return None
-        prompt, output = turns[0].value, turns[1].value
-        return None if len(prompt) + len(output) > self.max_len * CHARACTERS_PER_TOKEN else (prompt, output)
+        pair = first_pair(conversation)
+        return None if pair is None or len(pair[0]) + len(pair[1]) > self.max_len * CHARACTERS_PER_TOKEN else pair
 
     def request(self, prompt: list[int], output: list[int]) -> TraceRequest | None:
         fits = min(len(prompt), len(output)) >= MIN_LEN and len(prompt) + len(output) <= self.max_len

@@ -9,18 +9,21 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from octavo.bench.options import LatencyOptions, PaperOptions, RooflineOptions, ThroughputOptions
+from octavo.bench.serve.options import ServeOptions, SweepOptions
 from octavo.commands import USAGE_ERROR, flags
 from octavo.config import EngineConfig
 
 
 class Measurement(NamedTuple):
-    """``module`` has ``main(config, options)``; ``decides`` are the engine's settings that the measurement itself makes."""
+    """``module`` has ``main(config, options)``; ``decides`` are the engine's settings that the measurement itself makes. One of
+    a ``running_server`` has no engine here: its module has ``main(options)``, which returns the exit status."""
 
     help_line: str
     description: str
     options: type[Any]
     module: str
     decides: tuple[str, ...] = ()
+    running_server: bool = False
 
 
 MEASUREMENTS = {
@@ -37,6 +40,20 @@ MEASUREMENTS = {
         LatencyOptions,
         "octavo.bench.latency",
         decides=("pin_prefix",),
+    ),
+    "serve": Measurement(
+        "a running server under load, this one or any that speaks the OpenAI API",
+        "Send requests to a running server as clients would, and say when their tokens came.",
+        ServeOptions,
+        "octavo.bench.serve.main",
+        running_server=True,
+    ),
+    "sweep": Measurement(
+        "a running server at several rates of requests",
+        "Send requests to a running server at one rate after the other: a table and a picture.",
+        SweepOptions,
+        "octavo.bench.serve.sweep",
+        running_server=True,
     ),
     "roofline": Measurement(
         "how near to this machine's limits each part of a step is",
@@ -87,9 +104,10 @@ def help_text() -> str:
     width = max(map(len, MEASUREMENTS))
     lines = "\n".join(f"  {name:<{width}}  {entry.help_line}" for name, entry in MEASUREMENTS.items())
     return (
-        f"usage: octavo bench MEASUREMENT --model MODEL [flags]\n\nmeasurements:\n{lines}\n\n"
+        f"usage: octavo bench MEASUREMENT [flags]\n\nmeasurements:\n{lines}\n\n"
         "  octavo bench MEASUREMENT --help shows its flags\n\n"
-        "first steps:\n  octavo bench throughput --model smollm2 --num-prompts 8"
+        "first steps:\n  octavo bench throughput --model smollm2 --num-prompts 8\n"
+        "  octavo bench serve --base-url http://127.0.0.1:8000 --dataset-name sharegpt --num-prompts 100 --request-rate 2"
     )
 
 
@@ -98,9 +116,12 @@ def parser(name: str) -> flags.Parser:
     entry = MEASUREMENTS[name]
     made = flags.Parser(
         prog=f"octavo bench {name}",
-        usage=f"octavo bench {name} --model MODEL [flags]",
+        usage=f"octavo bench {name} [flags]" if entry.running_server else f"octavo bench {name} --model MODEL [flags]",
         description=entry.description,
     )
+    if entry.running_server:
+        flags.add_flags(made, entry.options, title=f"bench {name}")
+        return made
     flags.add_model(made, help_text="demo model alias (smollm2), directory, .gguf file or hub id")
     flags.add_flags(made, entry.options, title=f"bench {name}")
     flags.add_flags(made, EngineConfig, title="engine", skip=("model", *entry.decides))
@@ -117,6 +138,9 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: fl
         return USAGE_ERROR
     entry = MEASUREMENTS[name]
     parsed = parser(name).parse_args(arguments[1:])
+    if entry.running_server:
+        flags.warn_of_unknown(environment, entry.options)
+        return int(import_module(entry.module).main(flags.configure(entry.options, parsed, environment)))
     flags.take_model(parsed)
     flags.warn_of_unknown(environment, EngineConfig, entry.options)
     config = flags.configure(EngineConfig, parsed, environment)

@@ -1,9 +1,10 @@
-"""A chat partner behind an OpenAI-compatible API, with nothing but the standard library."""
+"""A model behind an OpenAI-compatible API, to talk to or to let go on with a text, with nothing but the standard library."""
 
+import contextlib
 import http.client
 import json
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from octavo.config import ConfigError
@@ -30,10 +31,24 @@ class RemotePartner:
 
     def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
         """The answer in pieces. Closing the iterator closes the connection, which ends the request on the server."""
-        body = json.dumps({**self._fields, "model": self._model, "messages": messages, "stream": True})
+        with contextlib.closing(self._choices("/chat/completions", {"messages": messages})) as choices:
+            for choice in choices:
+                if text := choice.get("delta", {}).get("content"):
+                    yield text
+
+    def complete(self, prompt: str) -> Generator[str]:
+        """The text that follows ``prompt`` in pieces, in the same way."""
+        with contextlib.closing(self._choices("/completions", {"prompt": prompt})) as choices:
+            for choice in choices:
+                if text := choice.get("text"):
+                    yield text
+
+    def _choices(self, route: str, said: Mapping[str, Any]) -> Generator[dict[str, Any]]:
+        """Those of every event, as they come."""
+        body = json.dumps({**self._fields, "model": self._model, **said, "stream": True})
         connection = self._connect()
         try:
-            response = self._request(connection, "POST", "/chat/completions", body)
+            response = self._request(connection, "POST", route, body)
             for line in response:
                 data = line.strip().removeprefix(b"data: ")
                 if not line.startswith(b"data: ") or data == b"[DONE]":
@@ -41,9 +56,7 @@ class RemotePartner:
                 event = json.loads(data)
                 if "error" in event:
                     raise ConfigError(f"the server stopped: {event['error'].get('message', event['error'])}")
-                for choice in event.get("choices", []):
-                    if text := choice.get("delta", {}).get("content"):
-                        yield text
+                yield from event.get("choices", [])
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ConfigError(f"the connection to {self._parts.netloc} broke: {error}") from None
         finally:

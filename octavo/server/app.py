@@ -10,11 +10,13 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo import __version__
+from octavo.server import openapi
 from octavo.server.chat import Chat
 from octavo.server.completions import Completions
 from octavo.server.gate import Gate
+from octavo.server.invocations import Invocations
 from octavo.server.replies import json_response
-from octavo.server.responses import ModelCard, ModelList, ModelPermission
+from octavo.server.responses import ModelCard, ModelList, ModelPermission, ServerLoad, Version
 from octavo.server.service import Service
 from octavo.server.tokenization import Tokenization
 
@@ -62,7 +64,16 @@ class Facts:
         return json_response(ModelList(data=cards))
 
     async def version(self, http: HttpRequest) -> Response:
-        return _answer(200, {"version": __version__})
+        return json_response(Version(__version__))
+
+    async def load(self, http: HttpRequest) -> Response:
+        return json_response(ServerLoad(self._service.answering))
+
+    async def openapi(self, http: HttpRequest) -> Response:
+        return Response(await asyncio.to_thread(openapi.document), media_type=openapi.JSON)
+
+    async def docs(self, http: HttpRequest) -> Response:
+        return Response(await asyncio.to_thread(openapi.page), media_type="text/html", headers=openapi.PAGE_HEADERS)
 
     async def metrics(self, http: HttpRequest) -> Response:
         exposition = await asyncio.to_thread(_import_exposition)
@@ -81,29 +92,42 @@ def _answer(code: int, body: dict[str, object]) -> Response:
     return Response(msgspec.json.encode(body), code, media_type="application/json")
 
 
+def routes(service: Service) -> list[Route]:
+    """Every route. ``openapi`` describes the same."""
+    probes, facts, tokens = Probes(service), Facts(service), Tokenization(service)
+    completions, chat = Completions(service).handle, Chat(service).handle
+    return [
+        Route("/health", probes.health, methods=["GET"]),
+        Route("/ping", probes.health, methods=["GET", "POST"]),
+        Route("/healthz/startup", probes.startup, methods=["GET"]),
+        Route("/healthz/ready", probes.ready, methods=["GET"]),
+        Route("/healthz/live", probes.live, methods=["GET"]),
+        Route("/version", facts.version, methods=["GET"]),
+        Route("/load", facts.load, methods=["GET"]),
+        Route("/metrics", facts.metrics, methods=["GET"]),
+        Route("/openapi.json", facts.openapi, methods=["GET"]),
+        Route("/docs", facts.docs, methods=["GET"]),
+        Route("/v1/models", facts.models, methods=["GET"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/invocations", Invocations(service, {"messages": chat, "prompt": completions}).handle, methods=["POST"]),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+    ]
+
+
 def build_app(service: Service) -> ASGIApp:
     """The whole server as one ASGI application."""
-    probes, facts, tokens = Probes(service), Facts(service), Tokenization(service)
-    router = Router(
-        [
-            Route("/health", probes.health, methods=["GET"]),
-            Route("/ping", probes.health, methods=["GET", "POST"]),
-            Route("/healthz/startup", probes.startup, methods=["GET"]),
-            Route("/healthz/ready", probes.ready, methods=["GET"]),
-            Route("/healthz/live", probes.live, methods=["GET"]),
-            Route("/version", facts.version, methods=["GET"]),
-            Route("/metrics", facts.metrics, methods=["GET"]),
-            Route("/v1/models", facts.models, methods=["GET"]),
-            Route("/v1/completions", Completions(service).handle, methods=["POST"]),
-            Route("/v1/chat/completions", Chat(service).handle, methods=["POST"]),
-            Route("/tokenize", tokens.tokenize, methods=["POST"]),
-            Route("/detokenize", tokens.detokenize, methods=["POST"]),
-        ],
-        redirect_slashes=False,
-    )
+    router = Router(routes(service), redirect_slashes=False)
+    generating = {operation.path for operation in openapi.OPERATIONS if operation.generates}
 
     async def routed(scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = router  # the router raises for unknown routes and methods instead of answering in its own shape
-        await router(scope, receive, send)
+        counted = scope["path"] in generating
+        service.answering += counted
+        try:
+            await router(scope, receive, send)
+        finally:
+            service.answering -= counted
 
     return Gate(routed, options=service.options, metrics=service.metrics, log=service.log)

@@ -39,7 +39,7 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
 
     # One thread starts all engine processes. It exists before this one lowers its priority, and children inherit from it.
     spawner = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="spawner")
-    started = spawner.submit(_start_engine, config)
+    started = spawner.submit(start_engine, config)
     with contextlib.suppress(OSError):
         os.nice(API_NICENESS)
 
@@ -56,7 +56,7 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
         os._exit(status)  # a download or a long tokenization may still run in a thread, and nobody waits for it
 
 
-def _start_engine(config: EngineConfig) -> Started:
+def start_engine(config: EngineConfig) -> Started:
     """An engine process that has been told what to load, the model fetched first if need be. Raises ``ConfigError``."""
     from octavo.server.engine_handle import EngineProcess
     from octavo.server.wire import Load, frame

@@ -60,6 +60,11 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     priority_scheduling: bool
 
 
+def is_served(name: str) -> bool:
+    """Whether a request field may ask for something."""
+    return name not in _UNSUPPORTED
+
+
 def check_supported(request: SamplingFields) -> None:
     """Raises ``ApiError`` 400 for a field that asks for something this server does not do."""
     for name in _UNSUPPORTED:

@@ -230,6 +230,14 @@ class ModelList(msgspec.Struct, kw_only=True):
     data: list[ModelCard]
 
 
+class Version(msgspec.Struct):
+    version: str
+
+
+class ServerLoad(msgspec.Struct):
+    server_load: int
+
+
 class TokenizeResponse(msgspec.Struct, kw_only=True):
     count: int
     max_model_len: int

@@ -71,7 +71,8 @@ class Frontend(msgspec.Struct, frozen=True):
 
 
 class Service:
-    """One server. ``frontend`` is None until the tokenizer has been read."""
+    """One server. ``frontend`` is None until the tokenizer has been read. ``answering``: requests that generate and have not
+    been answered to the end."""
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Service:
         self.frontend = frontend
         self.metrics = ServerMetrics()
         self.created = int(time.time())
+        self.answering = 0
 
     def loaded(self) -> Frontend:
         """The frontend. Raises ``ApiError`` 503 while the server cannot take a request."""

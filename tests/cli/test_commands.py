@@ -79,6 +79,21 @@ def test_chat_with_a_server_is_the_same_chat(model: str, url: str, capsys: pytes
     assert capsys.readouterr().out == here
 
 
+def test_a_server_completes_as_this_process_does(
+    model: str, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = ["--max-tokens", "12", "--temperature", "0"]
+    assert cli.main(["generate", model, "-p", "hello", *sampling, "--swap-space", "0"]) == 0
+    here = capsys.readouterr().out
+    assert cli.main(["complete", "--url", url, "--api-key", "key", "-q", "hello", *sampling]) == 0
+    assert capsys.readouterr().out == here
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n\nhello\n"))
+    assert cli.main(["complete", "--url", url, "--api-key", "key", *sampling]) == 0
+    assert capsys.readouterr().out == here * 2
+    assert cli.main(["complete", "--url", url, "--api-key", "key", "-q", "hello", "--model-name", "other"]) == 64
+    assert "does not exist" in capsys.readouterr().err
+
+
 def test_a_servers_refusal_is_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["chat", "--url", url, "--quick", "hello"]) == 64
     assert "answered 401" in capsys.readouterr().err

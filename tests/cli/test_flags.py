@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from octavo import cli
 from octavo.bench.options import RooflineOptions
-from octavo.commands import COMMANDS, bench, chat, flags, generate, serve
+from octavo.commands import COMMANDS, bench, chat, complete, flags, generate, run_batch, serve
 from octavo.config import ConfigError, EngineConfig
 from octavo.server.options import ServerOptions
 
@@ -144,13 +144,20 @@ def test_unknown_variables_are_pointed_out(capsys: pytest.CaptureFixture[str]) -
     assert second == "octavo: warning: OCTAVO_ZZZ sets nothing"
 
 
-PARSERS = [serve.parser(), chat.parser(), generate.parser(), *map(bench.parser, bench.MEASUREMENTS)]
+PARSERS = [
+    serve.parser(),
+    chat.parser(),
+    generate.parser(),
+    complete.parser(),
+    run_batch.parser(),
+    *map(bench.parser, bench.MEASUREMENTS),
+]
 
 
 @pytest.mark.parametrize("name", bench.MEASUREMENTS)
 def test_a_measurement_has_a_flag_for_each_of_its_options_and_of_the_engines_that_are_the_users(name: str) -> None:
     entry, text = bench.MEASUREMENTS[name], bench.parser(name).format_help().partition("\nEach flag")[0]
-    for struct in (entry.options, EngineConfig):
+    for struct in (entry.options,) if entry.running_server else (entry.options, EngineConfig):
         for field in flags.fields_of(struct):
             assert (f"{field.flag[2:]} " in text or f"{field.flag[2:]}\n" in text) is (field.name not in entry.decides), (
                 field.flag

@@ -112,21 +112,21 @@ class RunningServer:
             time.sleep(0.01)
         raise AssertionError("there is no engine process")
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, *, headers: dict[str, str] | None = None, **labels: str) -> float:
         """One sample of /metrics."""
         from prometheus_client.parser import text_string_to_metric_families
 
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", headers=headers).text
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name == name and labels.items() <= sample.labels.items():
                     return float(sample.value)
         raise AssertionError(f"no sample {name} {labels}")
 
-    def wait_metric(self, name: str, value: float, **labels: str) -> None:
+    def wait_metric(self, name: str, value: float, *, headers: dict[str, str] | None = None, **labels: str) -> None:
         """Waits until a sample has ``value``."""
         deadline = time.monotonic() + 20
-        while (seen := self.metric(name, **labels)) != value:
+        while (seen := self.metric(name, headers=headers, **labels)) != value:
             assert time.monotonic() < deadline, f"{name} is {seen}, not {value}"
             time.sleep(0.02)
 

@@ -1,0 +1,1 @@
+"""``octavo bench serve`` and ``octavo bench sweep``: a running server under load, seen from a client's side."""

@@ -1,0 +1,72 @@
+"""``octavo complete``: a running server goes on with a text, in the terminal."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from octavo.commands import flags
+from octavo.commands.sampling import SamplingFlags
+from octavo.config import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.commands.remote import RemotePartner
+
+
+class CompleteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom to ask, and what."""
+
+    url: Annotated[str, Meta(description="of the server's API")] = "http://127.0.0.1:8000/v1"
+    model_name: Annotated[str | None, Meta(description="name that the server calls the model; default: its first")] = None
+    api_key: Annotated[str | None, Meta(description="key for the server")] = None
+    quick: Annotated[str | None, Meta(description="complete this one text and end; without it, each line of the input")] = None
+
+
+def parser() -> flags.Parser:
+    made = flags.Parser(
+        prog="octavo complete",
+        usage="octavo complete --url URL [flags]",
+        description="Let a running server go on with a text. Ctrl-C stops an answer, the end of input ends.",
+    )
+    made.add_argument("-q", dest="quick", metavar="TEXT", help="the same as --quick")
+    flags.add_flags(made, CompleteOptions, title="complete")
+    flags.add_flags(made, SamplingFlags, title="sampling")
+    return made
+
+
+def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
+    from octavo.commands.remote import RemotePartner
+
+    parsed = parser().parse_args(arguments)
+    flags.warn_of_unknown(environment, CompleteOptions, SamplingFlags)
+    options = flags.configure(CompleteOptions, parsed, environment)
+    sampling = flags.configure(SamplingFlags, parsed, environment)
+    partner = RemotePartner(options.url, api_key=options.api_key, model=options.model_name, fields=sampling.given())
+    if options.quick is not None:
+        if not options.quick:
+            raise ConfigError("--quick must not be empty")
+        _say(partner, options.quick)
+        return 0
+    interactive = sys.stdin.isatty()
+    while True:
+        try:
+            text = input("> " if interactive else "")
+        except (EOFError, KeyboardInterrupt):
+            return 0
+        if text:
+            _say(partner, text)
+
+
+def _say(partner: "RemotePartner", text: str) -> None:
+    """Prints the text that follows as it comes. Ctrl-C ends it."""
+    following = partner.complete(text)
+    try:
+        for piece in following:
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        print(" [stopped]", end="")
+    finally:
+        following.close()
+    print()
