@@ -10,6 +10,7 @@ COMMANDS = {
     "chat": ("octavo.commands.chat", "talk to a model in the terminal, here or on a server"),
     "generate": ("octavo.commands.generate", "complete prompts and print the text"),
     "bench": ("octavo.commands.bench", "measure: throughput, latency, how near to the machine's limits"),
+    "keys": ("octavo.commands.keys", "make API keys with roles and limits"),
     "doctor": ("octavo.commands.doctor", "say what this machine can do and why"),
 }
 """Name -> (module, help line)."""

@@ -21,7 +21,16 @@ T = TypeVar("T")
 PREFIX = "OCTAVO_"
 _SUFFIXES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
-_METAVARS = {"tokenizer": "PATH", "chat_template": "FILE", "pin_prefix": "FILE", "output_json": "FILE", "plot": "FILE"}
+_METAVARS = {
+    "tokenizer": "PATH",
+    "chat_template": "FILE",
+    "pin_prefix": "FILE",
+    "output_json": "FILE",
+    "plot": "FILE",
+    "api_keys_file": "FILE",
+    "usage_log": "FILE",
+    "file": "FILE",
+}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 

@@ -106,4 +106,11 @@ def build_app(service: Service) -> ASGIApp:
         scope["app"] = router  # the router raises for unknown routes and methods instead of answering in its own shape
         await router(scope, receive, send)
 
-    return Gate(routed, options=service.options, metrics=service.metrics, log=service.log)
+    return Gate(
+        routed,
+        options=service.options,
+        metrics=service.metrics,
+        log=service.log,
+        keys=service.keys,
+        usage=service.usage_log,
+    )

@@ -111,13 +111,16 @@ class Generation:
                 self._client.abort(request.id)
         self.record.ended = time.monotonic()
 
-    async def settle(self) -> None:
-        """Fills the record with what the engine says the request cost, and counts it unless it was refused."""
+    async def settle(self) -> int:
+        """Fills the record with what the engine says the request cost, and counts it unless it was refused. Returns the tokens
+        of its prompts and its outputs, none for a refusal."""
         for metrics in await self._mailbox.accounts(ACCOUNT_WAIT):
             self._account(metrics)
-        if self._counts:
-            self._counts = False
-            self._metrics.observe(self.record)
+        if not self._counts:
+            return 0
+        self._counts = False
+        self._metrics.observe(self.record)
+        return self.record.prompt_tokens + self.record.output_tokens
 
     @contextlib.contextmanager
     def _noting_failure(self) -> Iterator[None]:

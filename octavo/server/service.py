@@ -21,6 +21,7 @@ from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.server import errors, params
 from octavo.server.accounting import RequestRecord, ServerMetrics
+from octavo.server.auth import Client, Keyring
 from octavo.server.engine_client import EngineClient
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
@@ -32,6 +33,7 @@ from octavo.server.protocol import MAX_ID, ChatRequest, CompletionRequest, Messa
 from octavo.server.replies import Envelope
 from octavo.server.request_log import Log
 from octavo.server.status import Status
+from octavo.server.usage_log import UsageLog
 from octavo.tokenizer import Tokenizer
 
 _ID = re.compile(r"[\x21-\x7e]+")
@@ -71,8 +73,12 @@ class Service:
         status: Status,
         log: Log,
         frontend: Frontend | None = None,
+        keys: Keyring | None = None,
+        usage_log: UsageLog | None = None,
     ) -> None:
         self.options = options
+        self.keys = keys or Keyring.of(options)
+        self.usage_log = usage_log
         self.names = names.listed
         self._accepted_names = names.accepted
         self.client = client
@@ -176,16 +182,24 @@ class Service:
             sampling = params.build(
                 request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
             )
-            requests.append(self._engine_request(request, prompt, sampling, arrival))
-        record = RequestRecord(request_id=request_id, arrival=arrival, stream=bool(request.stream))
+            requests.append(self._engine_request(request, prompt, sampling, arrival, http.scope["state"]["client"]))
+        model = self.model_name(request.model)
+        record = RequestRecord(request_id=request_id, model=model, arrival=arrival, stream=bool(request.stream))
         generation = Generation(
             requests, client=self.client, tokenizer=frontend.tokenizer, metrics=self.metrics, record=record, log=self.log
         )
         http.scope["state"]["generation"] = generation
+        if (ticket := http.scope["state"].get("ticket")) is not None:
+            ticket.reserve(record.prompt_tokens)
         return generation
 
     def _engine_request(
-        self, request: CompletionRequest | ChatRequest, prompt: Prompt, sampling: SamplingParams, arrival: float
+        self,
+        request: CompletionRequest | ChatRequest,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        arrival: float,
+        client: Client,
     ) -> Request:
         """The engine's ids are its own: two clients may send the same id."""
         bad_words = sampling.bad_words
@@ -195,7 +209,8 @@ class Service:
             params=sampling,
             seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
             arrival_time=arrival,
-            priority=request.priority or 0,
-            cache_scope=request.cache_salt or "",
+            priority=client.priority(request.priority),
+            cache_scope=client.cache_scope(request.cache_salt or ""),
+            tenant=client.name or "",
             bad_words_token_ids=self.loaded().tokenizer.bad_words_ids(bad_words) if bad_words else (),
         )
