@@ -15,7 +15,7 @@ from octavo.config import EngineConfig
 from octavo.engine import decoding, ngram
 from octavo.engine.batching import Batching, BatchLevel, IterationLevel
 from octavo.engine.decoding import Planned
-from octavo.engine.deltas import beam_deltas, deltas_of, request_metrics
+from octavo.engine.deltas import beam_deltas, deltas_of, error_deltas, open_branches, request_metrics
 from octavo.engine.limits import Limits
 from octavo.engine.policy import POLICIES, Policy
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup, branch_seed
@@ -445,13 +445,26 @@ class Scheduler:
             if entry.group.prompt_logprobs is not None and output.prompt_logprobs is not None:
                 entry.group.prompt_logprobs.extend(output.prompt_logprobs[index] or ())
             logprobs = output.logprobs[index] if output.logprobs is not None else None
-            if entry.group.search is not None:
+            error = output.errors[index] if output.errors is not None else None
+            if error is not None:
+                self._fail(entry.group, error, deltas)
+            elif entry.group.search is not None:
                 self._commit_candidates(entry, output.candidates[index] if output.candidates else None, now, deltas)
             elif entry.num_drafts:
                 self._commit_verified(entry, output.token_ids[index], logprobs, now, deltas)
             else:
                 self._commit_drawn(entry, output.token_ids[index], logprobs, now, deltas)
         return self._batching.deliver(deltas, idle=not self._running, now=now)
+
+    def _fail(self, group: SequenceGroup, error: str, deltas: list[TokenDelta]) -> None:
+        """A sequence of the group could not be computed: its request ends, and nobody else's."""
+        if group.status is GroupStatus.FINISHED:
+            return
+        branches = open_branches(group)
+        for seq in group.live:
+            self._release(seq)
+        deltas.extend(error_deltas(group, branches, error))
+        self._retire(group)
 
     def _commit_drawn(
         self, entry: Planned, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float, deltas: list[TokenDelta]

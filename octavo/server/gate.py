@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.sampling_params import ParameterError
-from octavo.server import errors
+from octavo.server import errors, faults
 from octavo.server.accounting import ServerMetrics
 from octavo.server.auth import Client, Keyring
 from octavo.server.body import ClientGone
@@ -50,6 +50,7 @@ class Gate:
         self._keys = keys
         self._usage = usage
         self._max_header_bytes = options.max_header_bytes
+        self._inject_faults = options.inject_faults
         self._metrics = metrics
         self._log = log
 
@@ -59,7 +60,8 @@ class Gate:
         passage = _Passage(scope, send)
         try:
             self._admit(scope, passage)
-            await self._app(scope, receive, passage.send)
+            with faults.asked_by(dict(scope["headers"]).get(faults.HEADER), enabled=self._inject_faults):
+                await self._app(scope, receive, passage.send)
         except ClientGone:
             passage.status = _CLIENT_GONE
         except Exception as error:

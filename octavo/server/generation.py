@@ -15,7 +15,7 @@ import msgspec
 
 from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
-from octavo.server import errors
+from octavo.server import errors, faults
 from octavo.server.accounting import RequestRecord, ServerMetrics
 from octavo.server.body import ClientGone
 from octavo.server.engine_client import EngineClient, Mailbox
@@ -142,6 +142,7 @@ class Generation:
             error_id = os.urandom(6).hex()
             self._log.error("engine_error", delta.error, request_id=self.record.request_id, error_id=error_id)
             raise errors.internal(error_id)
+        faults.point("detokenize")
         processed = self._processors[delta.request_id].process(delta)
         if processed.abort:
             self._client.abort(delta.request_id, delta.branch)

@@ -75,6 +75,7 @@ class Lifecycle:
             max_pending=self._options.max_num_queued_reqs,
             max_pending_tokens=self._options.max_num_queued_tokens,
             on_ready=self._on_engine_ready,
+            inject_faults=self._options.inject_faults,
         )
         self._service = Service(
             options=self._options,
@@ -87,6 +88,8 @@ class Lifecycle:
         )
         self._http = make_server(build_app(self._service), self._options)
         self._catch_signals()
+        if self._options.inject_faults:
+            self._log.warning("faults", "--inject-faults: requests may ask to fail; this is for tests")
         serving = asyncio.create_task(self._http.serve(sockets=[self._sock]))
         loading = asyncio.create_task(self._load(started))
         exit_status = await self._until_told(loading)

@@ -42,7 +42,7 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
 
     # One thread starts all engine processes. It exists before this one lowers its priority, and children inherit from it.
     spawner = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="spawner")
-    started = spawner.submit(_start_engine, config)
+    started = spawner.submit(_start_engine, config, options.inject_faults)
     with contextlib.suppress(OSError):
         os.nice(API_NICENESS)
 
@@ -60,7 +60,7 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
         os._exit(status)  # a download or a long tokenization may still run in a thread, and nobody waits for it
 
 
-def _start_engine(config: EngineConfig) -> Started:
+def _start_engine(config: EngineConfig, inject_faults: bool) -> Started:
     """An engine process that has been told what to load, the model fetched first if need be. Raises ``ConfigError``."""
     from octavo.server.engine_handle import EngineProcess
     from octavo.server.wire import Load, frame
@@ -68,7 +68,7 @@ def _start_engine(config: EngineConfig) -> Started:
     engine = EngineProcess.spawn()
     try:
         resolved = _resolved(config)
-        engine.sock.sendall(frame(Load(resolved)))
+        engine.sock.sendall(frame(Load(resolved, inject_faults)))
     except BaseException:
         engine.process.kill()
         raise

@@ -48,10 +48,14 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="seconds that a client may take to send headers, or pause in a body")
     ] = 30.0
 
+    inject_faults: Annotated[bool, Meta(description="for tests: let requests ask to fail; on loopback addresses only")] = False
+
     def check(self) -> None:
         """Raises ``ConfigError`` for choices that are each legal but not together."""
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key must not be empty")
+        if self.inject_faults and not _is_loopback(self.host):
+            raise ConfigError("--inject-faults is for tests, and only for a loopback --host")
         has_keys = bool(self.api_key) or self.api_keys_file is not None
         if not has_keys and not self.insecure_no_auth and not _is_loopback(self.host):
             raise ConfigError(

@@ -19,7 +19,7 @@ from octavo import __version__
 from octavo.config import EngineConfig, ModelConfig
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
-from octavo.server import errors, params
+from octavo.server import errors, faults, params
 from octavo.server.accounting import RequestRecord, ServerMetrics
 from octavo.server.auth import Client, Keyring
 from octavo.server.engine_client import EngineClient
@@ -131,6 +131,7 @@ class Service:
 
     async def encode_prompts(self, texts: Sequence[str], request: SamplingFields, *, special: bool) -> list[list[int]]:
         """Token ids of each text, cut where the request says so. Raises ``ApiError`` for one that cannot fit."""
+        faults.point("tokenize")
         frontend = self.loaded()
         limit = frontend.limits.max_model_len if request.truncate_prompt_tokens is None else None
         found = await frontend.encoder.encode(texts, add_special_tokens=special, limit=limit)
@@ -149,6 +150,7 @@ class Service:
             raise errors.invalid(
                 f"messages must have at most {self.options.max_messages} entries, got {len(messages)}.", "messages"
             )
+        faults.point("template")
         continued = bool(continue_final_message)
         if continued and add_generation_prompt:
             message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
@@ -207,7 +209,7 @@ class Service:
             id=uuid.uuid4().hex,
             prompt_token_ids=prompt.token_ids,
             params=sampling,
-            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            seed=faults.seed() or (secrets.randbits(63) if sampling.seed is None else sampling.seed),
             arrival_time=arrival,
             priority=client.priority(request.priority),
             cache_scope=client.cache_scope(request.cache_salt or ""),

@@ -60,6 +60,7 @@ class Supervisor:
         max_pending: int,
         max_pending_tokens: int,
         on_ready: Callable[[Ready, EngineProcess], None],
+        inject_faults: bool = False,
         watch_interval: float = INTERVAL,
     ) -> None:
         self._status = status
@@ -68,6 +69,7 @@ class Supervisor:
         self._max_pending = max_pending
         self._max_pending_tokens = max_pending_tokens
         self._on_ready = on_ready
+        self._inject_faults = inject_faults
         self._watch_interval = watch_interval
         self._table = RequestTable()
         self._config: EngineConfig | None = None
@@ -251,7 +253,7 @@ class Supervisor:
         self._log.error("engine_crash", f"the engine stopped ({reason}); starting it again")
         successor = await loop.run_in_executor(self._spawner, EngineProcess.spawn)
         await self.attach(successor, config)
-        self._send(Load(config))
+        self._send(Load(config, self._inject_faults))
         if self._pin is not None:
             self._send(self._pin)
 

@@ -53,6 +53,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "api_key": ("a", ("a",)),
     "api_keys_file": ("a.json", "a.json"),
     "usage_log": ("a.jsonl", "a.jsonl"),
+    "inject_faults": ("true", True),
     "insecure_no_auth": ("yes", True),
     "served_model_name": ("m", ("m",)),
     "drain_timeout": ("1.5", 1.5),

@@ -39,14 +39,14 @@ class Harness:
         self.executor = FakeExecutor(block_size=BLOCK, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
         self.engine = Engine(self.scheduler, self.executor, max_in_flight=depth)
 
-    def add(self, name: str, prompt_len: int = 4, *, priority: int = 0, tenant: str = "", **params: Any) -> None:
+    def add(self, name: str, prompt_len: int = 4, *, priority: int = 0, tenant: str = "", seed: int = 1, **params: Any) -> None:
         settings = {"max_tokens": 4, "ignore_eos": True, **params}
         ids = [1 + (len(name) + i) % 20 for i in range(prompt_len)]
         request = Request(
             id=name,
             prompt_token_ids=ids,
             params=SamplingParams(**settings),
-            seed=1,
+            seed=seed,
             arrival_time=0.0,
             priority=priority,
             tenant=tenant,
