@@ -27,6 +27,7 @@ from octavo.structured.matching import GrammarThread
 from octavo.structured.vocabulary import Vocabulary, vocabulary_of
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.hub import resolve_model
+from octavo.worker.isolation import Isolate, Probe
 from octavo.worker.model_runner import ModelRunner
 
 CPU_MEMORY_FRACTION = 0.4
@@ -89,8 +90,11 @@ class _Stopwatch:
         self.phases[name] = time.monotonic() - start
 
 
-def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
-    """Build the engine.
+def load(
+    config: EngineConfig, *, progress: Progress | None = None, isolate: bool = False, probe: Probe | None = None
+) -> Loaded:
+    """Build the engine. With ``isolate`` an error in a step ends the requests that cause it, without it is raised; ``probe``,
+    for tests, may then make a sequence fail.
 
     Raises:
         ConfigError: the configuration cannot work, in one line that says what to change.
@@ -98,7 +102,7 @@ def load(config: EngineConfig, *, progress: Progress | None = None) -> Loaded:
     watch = _Stopwatch(progress or (lambda phase, fraction: None))
     parts = _load_parts(config, watch, lambda backend: backend)
     with watch.phase("start engine"):
-        engine = assemble_parts(config, parts)
+        engine = assemble_parts(config, parts, isolate=Isolate(probe) if isolate else None)
     spec, backend = parts.cache.spec, parts.backend
     return Loaded(
         engine=engine,
@@ -228,6 +232,7 @@ def assemble(
     *,
     max_model_len: int,
     grammars: GrammarSource | None = None,
+    isolate: Isolate | None = None,
 ) -> Engine:
     """An engine over a loaded model and its cache, warmed up."""
     runner = ModelRunner(
@@ -238,6 +243,7 @@ def assemble(
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
         capture=None if config.enforce_eager else _largest_batch(config, max_model_len),
+        isolate=isolate,
     )
     runner.warm_up()
     executor = LocalExecutor(runner.execute, overlap=config.async_scheduling)
@@ -256,7 +262,7 @@ def _largest_batch(config: EngineConfig, max_model_len: int) -> BatchCapacity:
     )
 
 
-def assemble_parts(config: EngineConfig, parts: Parts) -> Engine:
+def assemble_parts(config: EngineConfig, parts: Parts, *, isolate: Isolate | None = None) -> Engine:
     """An engine over loaded parts, warmed up."""
     return assemble(
         config,
@@ -267,6 +273,7 @@ def assemble_parts(config: EngineConfig, parts: Parts) -> Engine:
         parts.cache,
         max_model_len=parts.max_model_len,
         grammars=parts.grammars,
+        isolate=isolate,
     )
 
 

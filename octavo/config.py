@@ -14,7 +14,7 @@ Quantization = Literal["none", "stored", "int8", "int4"]
 KVCacheDtype = Literal["auto", "bfloat16", "float32", "int8"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
 KVAllocation = Literal["paged", "orca-max", "orca-pow2", "orca-oracle", "fastertransformer"]
-SchedulingPolicy = Literal["fcfs", "priority"]
+SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 Positive = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 
@@ -73,7 +73,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_gpu_blocks_override: Annotated[Positive | None, Meta(description="exact number of device blocks")] = None
     swap_space: Annotated[float, Meta(ge=0, description="GiB of host memory for swapped-out blocks")] = 1.0
     preemption_mode: Annotated[PreemptionMode, Meta(description="what happens to a group when blocks run out")] = "auto"
-    scheduling_policy: Annotated[SchedulingPolicy, Meta(description="order of the waiting queue")] = "fcfs"
+    scheduling_policy: Annotated[SchedulingPolicy, Meta(description="order of the queue; fair: API keys take turns")] = "fcfs"
     async_scheduling: Annotated[bool, Meta(description="plan the next step while the current one is computed")] = True
     enforce_eager: Annotated[bool, Meta(description="run the model op by op instead of replaying a recording of it")] = False
     spec_method: Annotated[Literal["ngram"] | None, Meta(description="speculative decoding: drafts by prompt lookup")] = None

@@ -10,6 +10,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     ``seed`` is always set: the client's, or one that the API drew. ``arrival_time`` is on the monotonic clock, which all
     processes of a host share. ``cache_scope`` separates tenants: prefix-cache blocks are only shared within one scope.
+    ``tenant`` is whose request it is, for policies that share the engine among those who ask; empty where nobody is told apart.
     ``bad_words_token_ids`` holds the token sequences of ``params.bad_words``, because only the API has a tokenizer.
     """
 
@@ -20,4 +21,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival_time: float
     priority: int = 0
     cache_scope: str = ""
+    tenant: str = ""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()

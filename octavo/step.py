@@ -104,7 +104,8 @@ class ModelOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     ``token_ids[i]`` has one token for each of sequence i's ``sample_rows``; with drafts, the accepted drafts and one token
     more; of a beam it is empty and ``candidates[i]`` is set. ``logprobs[i]`` runs beside the tokens where the plan asked.
-    ``prompt_logprobs[i]`` has one entry for each prompt target.
+    ``prompt_logprobs[i]`` has one entry for each prompt target. ``errors[i]`` says why sequence i could not be computed; the
+    rest is then empty for it, and its request ends.
     """
 
     step_id: int
@@ -113,3 +114,4 @@ class ModelOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[list[TokenLogprobs] | None] | None = None
     candidates: list[Candidates | None] | None = None
     timings: StepTimings = StepTimings()
+    errors: list[str | None] | None = None

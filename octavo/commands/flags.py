@@ -29,6 +29,9 @@ _METAVARS = {
     "plot": "FILE",
     "input_file": "FILE",
     "output_file": "FILE",
+    "api_keys_file": "FILE",
+    "usage_log": "FILE",
+    "file": "FILE",
 }
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 

@@ -89,6 +89,29 @@ def _returned_beam(
     )
 
 
+def open_branches(group: SequenceGroup) -> list[int]:
+    """The branches whose end the client has not been told and has not asked for."""
+    each_its_own = group.forked and group.search is None and group.num_branches == group.num_sequences
+    branches = [seq.branch for seq in group.live] if each_its_own else range(group.num_branches)
+    return [branch for branch in branches if branch not in group.silenced]
+
+
+def error_deltas(group: SequenceGroup, branches: list[int], error: str) -> list[TokenDelta]:
+    """The last delta of each of ``branches`` of a request that has failed; ``error`` is for the log."""
+    return [
+        TokenDelta(
+            request_id=group.request.id,
+            branch=branch,
+            token_ids=[],
+            finish_reason="error",
+            num_cached_tokens=group.num_cached_tokens,
+            metrics=request_metrics(group) if branch == branches[-1] else None,
+            error=error,
+        )
+        for branch in branches
+    ]
+
+
 def request_metrics(group: SequenceGroup) -> RequestMetrics:
     """Times and costs of a request, as far as they are known."""
     arrival, times, usage = group.request.arrival_time, group.timings, group.usage

@@ -10,17 +10,18 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 
 from octavo.config import EngineConfig
 from octavo.engine import decoding, ngram
 from octavo.engine.batching import Batching, BatchLevel, IterationLevel
 from octavo.engine.decoding import Planned
-from octavo.engine.deltas import beam_deltas, deltas_of, request_metrics
+from octavo.engine.deltas import beam_deltas, deltas_of, error_deltas, open_branches, request_metrics
 from octavo.engine.grammar import Grammar, GrammarSource, MaskBudget, NoText
 from octavo.engine.limits import Limits
-from octavo.engine.policy import POLICIES
+from octavo.engine.policy import POLICIES, Policy
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup, branch_seed
+from octavo.engine.step_budget import StepBudget
 from octavo.engine.stopping import ends_with_grammar, finish_reason
 from octavo.engine.swap_cost import SwapCost
 from octavo.memory.interface import KVManager
@@ -45,6 +46,9 @@ class Counters:
     preemptions: int = 0
 
 
+LOOK_AHEAD = 16
+"""Waiting groups that a step keeps room for, if they are short."""
+
 PROMPT_LOGPROBS_CHUNK = 256
 """Prompt tokens a step of a request that wants their log-probabilities: each of them costs a row of logits."""
 
@@ -68,7 +72,7 @@ class Scheduler:
         self._config = config
         self.limits = Limits(kv, max_model_len=max_model_len, max_num_seqs=config.max_num_seqs)
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._key: Callable[[SequenceGroup], tuple[int, ...]] = POLICIES[config.scheduling_policy]
+        self._policy: Policy = POLICIES[config.scheduling_policy]()
         self._batching: Batching = BatchLevel() if config.kv_allocation == "fastertransformer" else IterationLevel()
         self._waiting: list[SequenceGroup] = []
         self._running: list[SequenceGroup] = []
@@ -129,6 +133,7 @@ class Scheduler:
         if params.structured_outputs is not None:
             group.compiling = self._compile(params)
         self._groups[request.id] = group
+        self._policy.arrived(group)
         self._enqueue(group, GroupStatus.WAITING if group.compiling is None else GroupStatus.COMPILING)
 
     def _compile(self, params: SamplingParams) -> "Future[Grammar]":
@@ -171,6 +176,7 @@ class Scheduler:
         group.status = GroupStatus.FINISHED
         if group.compiling is not None:
             group.compiling.cancel()
+        self._policy.ended(group)
         del self._groups[group.request.id]
 
     def _queue_of(self, group: SequenceGroup) -> list[SequenceGroup]:
@@ -184,7 +190,7 @@ class Scheduler:
 
     def _enqueue(self, group: SequenceGroup, status: GroupStatus) -> None:
         group.status = status
-        insort(self._queue_of(group), group, key=self._key)
+        insort(self._queue_of(group), group, key=self._policy.key)
 
     # ------------------------------------------------------------------------------------------------------------ planning
 
@@ -194,8 +200,9 @@ class Scheduler:
         self._masks.compute(decoding.lacking_masks(self._running))
         planned: list[Planned] = []
         scheduled: list[ScheduledSequence] = []
-        budget, yielded = self._schedule_running(self._config.max_num_batched_tokens, planned, scheduled)
-        if not yielded and self._batching.admits(idle=not self._running):
+        admits = self._batching.admits(idle=not self._running)
+        budget = self._budget(admits)
+        if not self._schedule_running(budget, planned, scheduled) and admits:
             self._resume_and_admit(budget, planned, scheduled)
             num_tokens = sum(len(seq.token_ids) for seq in scheduled)
             self._batching.planned(is_full=num_tokens >= self._config.max_num_batched_tokens)
@@ -227,41 +234,50 @@ class Scheduler:
             self._compiling.remove(group)
             self._enqueue(group, GroupStatus.WAITING)
 
-    def _schedule_running(self, budget: int, planned: list[Planned], scheduled: list[ScheduledSequence]) -> tuple[int, bool]:
-        """Returns the budget that is left and whether a group had to yield, or must as soon as its work is done."""
+    def _budget(self, admits: bool) -> StepBudget:
+        """The step's tokens, and what of them is spoken for: by running decodes and prompts, and by those that wait and would
+        be admitted."""
+        budget = StepBudget(self._config.max_num_batched_tokens, splits=self._config.enable_chunked_prefill)
+        for seq in self._resident():
+            budget.expect(seq.num_lacking)
+        if not admits or self._swapped or not self._waiting:
+            return budget
+        rows = self._config.max_num_seqs - self._num_rows_spoken_for()
+        demand: list[tuple[Sequence, int]] = []
+        slack = self._slack()
+        for group in islice(self._waiting, LOOK_AHEAD):
+            rows -= group.width
+            demand.append((group.live[0], len(group.live[0].token_ids)))
+            if rows < 0 or not budget.wants_more or not self.kv.fits(demand, spare=slack):
+                break
+            budget.expect(demand[-1][1])
+        return budget
+
+    def _schedule_running(self, budget: StepBudget, planned: list[Planned], scheduled: list[ScheduledSequence]) -> bool:
+        """Returns whether a group had to yield, or must as soon as its work is done."""
         yielded = False
-        decodes = self._num_decodes()
         index = 0
-        while index < len(self._running) and budget > 0:
+        while index < len(self._running) and budget.left > 0:
             group = self._running[index]
             index += 1
-            demand = self._demand(group, budget, decodes)
+            demand = self._demand(group, budget)
             while demand and not self.kv.fits(demand):
                 yielded = True
                 victim = self._running[-1]
                 if victim.num_in_flight:  # let the queue drain: nothing is planned for it or for anyone after this group
-                    return budget, True
+                    return True
                 self._preempt(victim)
                 if victim is group:
-                    return budget, True
+                    return True
             for seq, num_tokens in demand:
-                budget -= num_tokens
-                decodes -= num_tokens == 1
+                budget.take(num_tokens, seq.num_lacking)
                 self._plan(group, seq, num_tokens, planned, scheduled)
-        return budget, yielded
+        return yielded
 
-    def _num_decodes(self) -> int:
-        """Running sequences that lack one token: the budget keeps a place for each, so that no long prompt stalls them."""
-        return sum(
-            len(seq.token_ids) + len(seq.drafts) - seq.num_computed == 1
-            for group in self._running
-            for seq in group.sequences
-            if not seq.finished
-        )
-
-    def _demand(self, group: SequenceGroup, budget: int, reserved: int) -> list[tuple[Sequence, int]]:
-        """How many tokens each sequence of the group should compute now. ``reserved`` of the budget is kept for decodes."""
+    def _demand(self, group: SequenceGroup, budget: StepBudget) -> list[tuple[Sequence, int]]:
+        """How many tokens each sequence of the group should compute now."""
         demand: list[tuple[Sequence, int]] = []
+        taken = 0
         last_computed = group.max_tokens_total - 1  # nobody reads what the very last token would add to the cache
         for seq in group.sequences:
             if seq.finished or seq.num_computed >= min(len(seq.token_ids), last_computed):
@@ -271,15 +287,15 @@ class Scheduler:
             if not seq.blocks and group.forked and not self._rebuild(group, seq, demand):
                 continue
             lacking = min(len(seq.token_ids) + len(seq.drafts), last_computed) - seq.num_computed
-            allowed = budget if lacking == 1 else max(1, budget - reserved)
+            allowed = budget.allowed(lacking, taken)
             if group.needs_prompt_logprobs:
                 allowed = min(allowed, PROMPT_LOGPROBS_CHUNK)
-            num_tokens = min(lacking, allowed, budget)
+            num_tokens = min(lacking, allowed)
             if num_tokens < lacking and not self._config.enable_chunked_prefill and not group.needs_prompt_logprobs:
                 break
             if num_tokens > 0:
                 demand.append((seq, num_tokens))
-                budget -= num_tokens
+                taken += num_tokens
         return demand
 
     def _rebuild(self, group: SequenceGroup, seq: Sequence, demand: list[tuple[Sequence, int]]) -> bool:
@@ -390,28 +406,29 @@ class Scheduler:
         num_tokens = num_blocks * self.kv.block_size
         return self._swap_cost.prefers_swap(num_blocks=num_blocks, num_tokens=num_tokens)
 
-    def _resume_and_admit(self, budget: int, planned: list[Planned], scheduled: list[ScheduledSequence]) -> None:
+    def _resume_and_admit(self, budget: StepBudget, planned: list[Planned], scheduled: list[ScheduledSequence]) -> None:
         """Swapped and waiting groups, strictly in the policy's order: the first that does not fit ends it."""
-        while budget > 0:
+        budget.decodes_are_planned()
+        while budget.left > 0:
             resumable, admissible = self._swapped[:1], self._waiting[:1]
             candidates = resumable + admissible
             if not candidates:
                 return
-            group = min(candidates, key=self._key)
+            group = min(candidates, key=self._policy.key)
             if self._num_rows_spoken_for() + group.width > self._config.max_num_seqs:
                 return
             if group.status is GroupStatus.SWAPPED:
                 if not self._resume(group):
                     return
-            elif not self._admit(group, budget):
+            elif not self._admit(group, budget.left):
                 return
             for _, grammar in decoding.lacking_masks([group]):
                 grammar.compute_mask()
-            demand = self._demand(group, budget, 0)
+            demand = self._demand(group, budget)
             if not self.kv.fits(demand):  # just swapped in: it goes on in the next step
                 return
             for seq, num_tokens in demand:
-                budget -= num_tokens
+                budget.take(num_tokens, seq.num_lacking)
                 self._plan(group, seq, num_tokens, planned, scheduled)
 
     def _num_rows_spoken_for(self) -> int:
@@ -454,6 +471,7 @@ class Scheduler:
             self.counters.prefix_cache_hits += first.num_computed
         first.usage.shared += len(first.blocks)
         self._waiting.remove(group)
+        self._policy.began(group)
         self._enqueue(group, GroupStatus.RUNNING)
         return True
 
@@ -472,13 +490,26 @@ class Scheduler:
             if entry.group.prompt_logprobs is not None and output.prompt_logprobs is not None:
                 entry.group.prompt_logprobs.extend(output.prompt_logprobs[index] or ())
             logprobs = output.logprobs[index] if output.logprobs is not None else None
-            if entry.group.search is not None:
+            error = output.errors[index] if output.errors is not None else None
+            if error is not None:
+                self._fail(entry.group, error, deltas)
+            elif entry.group.search is not None:
                 self._commit_candidates(entry, output.candidates[index] if output.candidates else None, now, deltas)
             elif entry.num_drafts:
                 self._commit_verified(entry, output.token_ids[index], logprobs, now, deltas)
             else:
                 self._commit_drawn(entry, output.token_ids[index], logprobs, now, deltas)
         return self._batching.deliver(deltas, idle=not self._running, now=now)
+
+    def _fail(self, group: SequenceGroup, error: str, deltas: list[TokenDelta]) -> None:
+        """A sequence of the group could not be computed: its request ends, and nobody else's."""
+        if group.status is GroupStatus.FINISHED:
+            return
+        branches = open_branches(group)
+        for seq in group.live:
+            self._release(seq)
+        deltas.extend(error_deltas(group, branches, error))
+        self._retire(group)
 
     def _commit_drawn(
         self, entry: Planned, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float, deltas: list[TokenDelta]

@@ -69,6 +69,11 @@ class Sequence:
     on_host: bool = False
 
     @property
+    def num_lacking(self) -> int:
+        """Tokens and drafts that are not computed."""
+        return len(self.token_ids) + len(self.drafts) - self.num_computed
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.prompt_len
 
@@ -88,6 +93,7 @@ class SequenceGroup:
 
     ``max_tokens_total`` bounds prompt plus output. ``num_branches`` is what the client sees, ``num_sequences`` what is
     computed: greedy branches are equal, so one sequence stands for all. ``forked`` tells whether the branches exist yet.
+    ``turn`` is where a policy has put the group in its order.
     With ``search``, ``sequences`` are its running beams in their order, ``candidates`` what this round has brought so far by
     sequence id, and the branches are the beams that will be returned. ``compiling`` will be the first sequence's grammar.
     """
@@ -98,6 +104,7 @@ class SequenceGroup:
     num_sequences: int
     max_tokens_total: int
     plans_ahead: bool
+    turn: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     status: GroupStatus = GroupStatus.WAITING
     forked: bool = False

@@ -29,6 +29,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 
     request_id: str
     arrival: float
+    model: str = ""
     stream: bool = False
     n: int = 1
     model_requests: int = 1
@@ -54,6 +55,11 @@ class RequestRecord(msgspec.Struct, kw_only=True):
         per_branch = self.output_tokens / max(1, self.n * self.model_requests)
         return (self.ended - self.first_token) / (per_branch - 1) if per_branch > 1 else None
 
+    @property
+    def outcome(self) -> str | None:
+        """The reasons for which its choices ended, None when none has."""
+        return ",".join(sorted(set(self.finish_reasons))) or None
+
     def log_fields(self) -> dict[str, Any]:
         """The fields of its log line, milliseconds for times."""
         ttft = None if self.first_token is None else self.first_token - self.arrival
@@ -70,7 +76,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
             "blocks_allocated": self.blocks_allocated,
             "blocks_shared": self.blocks_shared,
             "copy_on_writes": self.copy_on_writes,
-            "finish_reason": ",".join(sorted(set(self.finish_reasons))) or None,
+            "finish_reason": self.outcome,
             "client_gone": self.client_gone,
         }
 

@@ -130,4 +130,11 @@ def build_app(service: Service) -> ASGIApp:
         finally:
             service.answering -= counted
 
-    return Gate(routed, options=service.options, metrics=service.metrics, log=service.log)
+    return Gate(
+        routed,
+        options=service.options,
+        metrics=service.metrics,
+        log=service.log,
+        keys=service.keys,
+        usage=service.usage_log,
+    )

@@ -106,7 +106,12 @@ class Batch:
         log = _Quiet(sys.stderr, as_json=False)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._supervisor = Supervisor(
-            status=status, log=log, spawner=spawner, max_pending=window * 128, on_ready=self._on_engine_ready
+            status=status,
+            log=log,
+            spawner=spawner,
+            max_pending=window * 128,
+            max_pending_tokens=2**62,
+            on_ready=self._on_engine_ready,
         )
         return Service(
             options=ServerOptions(strict=self._options.strict),

@@ -14,7 +14,7 @@ import msgspec
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope
 
-from octavo.server import errors
+from octavo.server import errors, faults
 from octavo.server.errors import ApiError
 from octavo.server.options import ServerOptions
 
@@ -77,6 +77,7 @@ async def read(scope: Scope, receive: Receive, kind: type[T], options: ServerOpt
 
 def decode(body: bytes, kind: type[T], *, max_depth: int) -> tuple[T, list[str]]:
     """The body as ``kind``, and the names of top-level fields that ``kind`` does not have. Raises ``ApiError`` 400."""
+    faults.point("parse")
     if not body.strip():
         raise errors.malformed("body: field required", "body")
     if nests_deeper(body, max_depth):

@@ -103,6 +103,10 @@ class EngineClient(Protocol):
     def pending(self) -> int:
         """Requests that have not had a token."""
 
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens of their prompts."""
+
     def submit(self, request: Request, mailbox: Mailbox) -> None:
         """Queues ``request``; its deltas go to ``mailbox``. Raises ``ApiError`` when it is full or has no engine."""
 
@@ -128,7 +132,8 @@ class RequestTable:
         self._entries: dict[str, _Entry] = {}
         self._unsettled: dict[str, Mailbox] = {}
         self._pending = 0
-        self._finished: deque[float] = deque(maxlen=1024)
+        self._pending_tokens = 0
+        self._started: deque[tuple[float, int]] = deque(maxlen=4096)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -137,6 +142,11 @@ class RequestTable:
     def pending(self) -> int:
         """Requests that have not had a token."""
         return self._pending
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens of their prompts."""
+        return self._pending_tokens
 
     def add(self, request: Request, mailbox: Mailbox) -> None:
         """Raises ``ValueError`` for an id that is here already."""
@@ -148,6 +158,7 @@ class RequestTable:
             request=request, mailbox=mailbox, open_branches=set(range(request.params.num_outputs))
         )
         self._pending += 1
+        self._pending_tokens += len(request.prompt_token_ids)
 
     def deliver(self, delta: TokenDelta) -> None:
         """Hands a delta to its mailbox. Deltas of requests and branches that have ended are dropped, but for the account."""
@@ -158,11 +169,11 @@ class RequestTable:
             return
         if not entry.started:
             entry.started = True
-            self._pending -= 1
+            self._leave_queue(entry)
+            self._started.append((time.monotonic(), len(entry.request.prompt_token_ids)))
         if delta.finish_reason is not None:
             entry.open_branches.discard(delta.branch)
             if not entry.open_branches:
-                self._finished.append(time.monotonic())
                 del self._entries[delta.request_id]
         entry.mailbox.put(delta)
 
@@ -208,15 +219,21 @@ class RequestTable:
             self.refuse(request_id, error)
 
     def retry_after(self) -> int:
-        """Seconds until the queue would be empty at the rate at which requests have lately finished, in [1, 60]."""
+        """Seconds until the queue would be empty at the rate at which requests, or the tokens of their prompts, have lately
+        left it, whichever takes longer; in [1, 60]."""
         now = time.monotonic()
-        recent = sum(1 for at in self._finished if now - at < _DRAIN_WINDOW)
-        if recent == 0:
+        recent = [tokens for at, tokens in self._started if now - at < _DRAIN_WINDOW]
+        if not recent:
             return 5
-        return min(60, max(1, math.ceil(self._pending * _DRAIN_WINDOW / recent)))
+        windows = max(self._pending / len(recent), self._pending_tokens / sum(recent))
+        return min(60, max(1, math.ceil(windows * _DRAIN_WINDOW)))
 
     def _remove(self, request_id: str) -> _Entry | None:
         entry = self._entries.pop(request_id, None)
         if entry is not None and not entry.started:
-            self._pending -= 1
+            self._leave_queue(entry)
         return entry
+
+    def _leave_queue(self, entry: _Entry) -> None:
+        self._pending -= 1
+        self._pending_tokens -= len(entry.request.prompt_token_ids)

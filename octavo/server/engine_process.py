@@ -14,14 +14,13 @@ import sys
 import threading
 import time
 import traceback
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from octavo.config import ConfigError
-from octavo.metrics import EngineStats
-from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.sampling_params import ParameterError
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
+from octavo.server.stepped_engine import SteppedEngine
 from octavo.server.wire import (
     Abort,
     Add,
@@ -46,17 +45,6 @@ STATS_INTERVAL = 0.1
 """Seconds between two statistics while the engine works."""
 _RECEIVE = 1 << 20
 M = TypeVar("M", Load, Pin)
-
-
-class SteppedEngine(Protocol):
-    """What this process needs of ``octavo.engine.engine.Engine``."""
-
-    @property
-    def has_work(self) -> bool: ...
-    def add(self, request: Request) -> None: ...
-    def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None: ...
-    def step(self) -> list[TokenDelta]: ...
-    def stats(self) -> EngineStats: ...
 
 
 class Channel:
@@ -146,12 +134,19 @@ def _end_with(sock: socket.socket) -> None:
 def _load(channel: Channel, started_at: float) -> SteppedEngine:
     """An engine as the first message wants it, and a ``Ready`` sent. Imports while that message is on its way."""
     from octavo import build
+    from octavo.server import faults
 
     imported = time.monotonic()
     opening = _Opening(channel)
-    config = opening.load().config
+    load = opening.load()
+    config = load.config
     told = time.monotonic()
-    loaded = build.load(config, progress=lambda phase, fraction: channel.send(Progress(phase, fraction)))
+    loaded = build.load(
+        config,
+        progress=lambda phase, fraction: channel.send(Progress(phase, fraction)),
+        isolate=True,
+        probe=faults.probe if load.inject_faults else None,
+    )
     facts, phases = loaded.facts, loaded.facts["phases"]
     if config.pin_prefix:
         channel.send(Progress("pin prefixes", 0.0))
@@ -173,7 +168,7 @@ def _load(channel: Channel, started_at: float) -> SteppedEngine:
             phases={"import": imported - started_at, "find model": told - imported, **phases},
         )
     )
-    return loaded.engine
+    return faults.FaultyEngine(loaded.engine) if load.inject_faults else loaded.engine
 
 
 class _Opening:

@@ -15,6 +15,7 @@ from octavo.sampling_params import ParameterError
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     500: "InternalServerError",
     501: "NotImplementedError",
@@ -98,6 +99,17 @@ def from_validation_error(error: msgspec.ValidationError) -> ApiError:
 def unauthorized() -> ApiError:
     message = "A valid API key is required: send it as `Authorization: Bearer KEY`."
     return ApiError(401, message, headers={"www-authenticate": "Bearer"})
+
+
+def forbidden(role: str) -> ApiError:
+    return ApiError(403, f"This API key has the role `{role}`, which may not use this route.")
+
+
+def limited(name: str, limit: int, seconds: float) -> ApiError:
+    """A limit of the client's key; ``seconds`` until it is worth another try."""
+    wait = min(3600, max(1, math.ceil(seconds)))
+    message = f"The limit {name}={limit} of this API key is reached. Please try again in {wait} s."
+    return ApiError(429, message, param=name, type="rate_limit_exceeded", headers={"retry-after": str(wait)})
 
 
 def headers_too_large(limit: int) -> ApiError:

@@ -31,10 +31,10 @@ def render(service: Service) -> tuple[bytes, str]:
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-def saturation(stats: EngineStats, *, pending: int, limit: int) -> float:
-    """How near the server is to refusing work, 0 to 1: the fuller of the queue and the KV cache."""
+def saturation(stats: EngineStats, *queues: tuple[int, int]) -> float:
+    """How near the server is to refusing work, 0 to 1: the fullest of the KV cache and the queues, each (waiting, limit)."""
     usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
-    return min(1.0, max(usage, pending / limit))
+    return min(1.0, max(usage, *(waiting / limit for waiting, limit in queues)))
 
 
 class _Snapshot(Collector):
@@ -122,10 +122,10 @@ class _Snapshot(Collector):
 
     def _own(self, stats: EngineStats, metrics: ServerMetrics) -> Iterator[Metric]:
         service = self._service
-        pending, limit = service.client.pending, service.options.max_num_queued_reqs
-        yield self._gauge(
-            "octavo_saturation", "0 to 1: the fuller of queue and KV cache.", saturation(stats, pending=pending, limit=limit)
-        )
+        pending, tokens, options = service.client.pending, service.client.pending_tokens, service.options
+        queues = (pending, options.max_num_queued_reqs), (tokens, options.max_num_queued_tokens)
+        yield self._gauge("octavo_saturation", "0 to 1: the fuller of queue and KV cache.", saturation(stats, *queues))
+        yield self._gauge("octavo_prompt_tokens_pending", "Prompt tokens of requests without a token.", tokens)
         yield self._gauge("octavo_requests_pending", "Requests without a token.", pending)
         yield self._gauge("octavo_ready", "1 while the server takes requests.", float(service.status.ready()[0] == 200))
         yield self._histogram("octavo_step_seconds", "Duration of a step.", service.status.steps)

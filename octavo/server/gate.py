@@ -1,7 +1,7 @@
 """The one outer layer of the server: every request passes here first and every answer last.
 
-It gives a request its id, holds headers to their limit, asks for a key (deny by default: only the probes are open), turns
-whatever is raised into the one error shape, counts and logs. Routes inside can rely on all of that.
+It gives a request its id, holds headers to their limit, asks for a key and holds it to its limits (deny by default: only the
+probes are open), turns whatever is raised into the one error shape, counts and logs. Routes inside can rely on all of that.
 """
 
 import os
@@ -14,15 +14,17 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.sampling_params import ParameterError
-from octavo.server import errors
+from octavo.server import errors, faults
 from octavo.server.accounting import ServerMetrics
-from octavo.server.auth import Keyring
+from octavo.server.auth import Client, Keyring
 from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
 from octavo.server.options import ServerOptions
 from octavo.server.protocol import MAX_ID
+from octavo.server.rate_limits import Ticket
 from octavo.server.request_log import Log
+from octavo.server.usage_log import UsageLog
 
 PROBES = frozenset({"/health", "/ping", "/healthz/startup", "/healthz/ready", "/healthz/live"})
 _UNLOGGED = PROBES | {"/metrics"}
@@ -34,10 +36,21 @@ _HTTP_MESSAGES = {404: "Not Found", 405: "Method Not Allowed"}
 class Gate:
     """ASGI application around ``app``."""
 
-    def __init__(self, app: ASGIApp, *, options: ServerOptions, metrics: ServerMetrics, log: Log) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        options: ServerOptions,
+        metrics: ServerMetrics,
+        log: Log,
+        keys: Keyring,
+        usage: UsageLog | None,
+    ) -> None:
         self._app = app
-        self._keys = Keyring(options.api_key)
+        self._keys = keys
+        self._usage = usage
         self._max_header_bytes = options.max_header_bytes
+        self._inject_faults = options.inject_faults
         self._metrics = metrics
         self._log = log
 
@@ -47,7 +60,8 @@ class Gate:
         passage = _Passage(scope, send)
         try:
             self._admit(scope, passage)
-            await self._app(scope, receive, passage.send)
+            with faults.asked_by(dict(scope["headers"]).get(faults.HEADER), enabled=self._inject_faults):
+                await self._app(scope, receive, passage.send)
         except ClientGone:
             passage.status = _CLIENT_GONE
         except Exception as error:
@@ -62,14 +76,26 @@ class Gate:
         if size > self._max_header_bytes or scope["state"].get("headers_cut"):
             raise errors.headers_too_large(self._max_header_bytes)
         known = dict(headers)
-        if scope["path"] not in PROBES and not self._keys.admits(known.get(b"authorization")):
-            raise errors.unauthorized()
         given = known.get(b"x-request-id")
         if given is not None:
             if not _ID.fullmatch(given):
                 raise errors.malformed(f"X-Request-Id must be 1 to {MAX_ID} printable ASCII characters.", "x-request-id")
             passage.request_id = given
             scope["state"]["request_id"] = given.decode()
+        if scope["path"] not in PROBES:
+            self._admit_client(scope, passage, known.get(b"authorization"))
+
+    def _admit_client(self, scope: Scope, passage: "_Passage", authorization: bytes | None) -> None:
+        """Limits hold for what may cost something: whatever is posted."""
+        client = self._keys.identify(authorization)
+        if client is None:
+            raise errors.unauthorized()
+        passage.client = client
+        if not client.may_use(scope["path"]):
+            raise errors.forbidden(client.role)
+        if scope["method"] == "POST":
+            passage.ticket = scope["state"]["ticket"] = client.limits.enter()
+        scope["state"]["client"] = client
 
     async def _refuse(self, passage: "_Passage", error: Exception) -> None:
         answer = self._as_api_error(error, passage)
@@ -97,9 +123,17 @@ class Gate:
     async def _account(self, scope: Scope, passage: "_Passage") -> None:
         seconds = time.monotonic() - passage.arrival
         generation = scope["state"].get("generation")
-        if isinstance(generation, Generation):
-            await generation.settle()
+        if not isinstance(generation, Generation):
+            generation = None
+        used = 0
+        try:
+            if generation is not None:
+                used = await generation.settle()
+        finally:
+            if passage.ticket is not None:
+                passage.ticket.leave(used)
         status = passage.status or _CLIENT_GONE
+        key = None if passage.client is None else passage.client.name
         if scope["path"] in _UNLOGGED:
             return
         self._metrics.response(status)
@@ -110,7 +144,11 @@ class Gate:
             "status": status,
             "total_ms": round(seconds * 1000, 2),
         }
-        if isinstance(generation, Generation):
+        if key is not None:
+            fields["key"] = key
+        if generation is not None:
+            if self._usage is not None:
+                self._usage.write(generation.record, key=key, path=scope["path"], status=status, log=self._log)
             fields.update(generation.record.log_fields())
         self._log.info("request", **fields)
 
@@ -122,6 +160,8 @@ class _Passage:
         self.arrival = time.monotonic()
         self.request_id = os.urandom(16).hex().encode()
         self.status: int | None = None
+        self.client: Client | None = None
+        self.ticket: Ticket | None = None
         self._send = send
         scope["state"] = {**scope.get("state", {}), "arrival": self.arrival, "request_id": self.request_id.decode()}
 

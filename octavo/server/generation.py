@@ -15,7 +15,7 @@ import msgspec
 
 from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
-from octavo.server import errors
+from octavo.server import errors, faults
 from octavo.server.accounting import RequestRecord, ServerMetrics
 from octavo.server.body import ClientGone
 from octavo.server.engine_client import EngineClient, Mailbox
@@ -111,13 +111,16 @@ class Generation:
                 self._client.abort(request.id)
         self.record.ended = time.monotonic()
 
-    async def settle(self) -> None:
-        """Fills the record with what the engine says the request cost, and counts it unless it was refused."""
+    async def settle(self) -> int:
+        """Fills the record with what the engine says the request cost, and counts it unless it was refused. Returns the tokens
+        of its prompts and its outputs, none for a refusal."""
         for metrics in await self._mailbox.accounts(ACCOUNT_WAIT):
             self._account(metrics)
-        if self._counts:
-            self._counts = False
-            self._metrics.observe(self.record)
+        if not self._counts:
+            return 0
+        self._counts = False
+        self._metrics.observe(self.record)
+        return self.record.prompt_tokens + self.record.output_tokens
 
     @contextlib.contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -139,6 +142,7 @@ class Generation:
             error_id = os.urandom(6).hex()
             self._log.error("engine_error", delta.error, request_id=self.record.request_id, error_id=error_id)
             raise errors.internal(error_id)
+        faults.point("detokenize")
         processed = self._processors[delta.request_id].process(delta)
         if processed.abort:
             self._client.abort(delta.request_id, delta.branch)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from octavo.config import ConfigError, EngineConfig
 from octavo.server.app import build_app
+from octavo.server.auth import Keyring
 from octavo.server.engine_handle import EngineProcess
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.http_server import make_server
@@ -29,6 +30,7 @@ from octavo.server.service import Frontend, Service
 from octavo.server.startup import startup_lines
 from octavo.server.status import Status
 from octavo.server.supervisor import Supervisor
+from octavo.server.usage_log import UsageLog
 from octavo.server.wire import Ready
 
 if TYPE_CHECKING:
@@ -42,9 +44,20 @@ _LAST_WORDS = 0.2
 class Lifecycle:
     """Made outside the event loop, run once inside it."""
 
-    def __init__(self, config: EngineConfig, options: ServerOptions, *, sock: socket.socket, process_start: float) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        options: ServerOptions,
+        keys: Keyring,
+        usage_log: UsageLog | None,
+        *,
+        sock: socket.socket,
+        process_start: float,
+    ) -> None:
         self._config = config
         self._options = options
+        self._keys = keys
+        self._usage_log = usage_log
         self._sock = sock
         self._process_start = process_start
         self._log = Log.to(sys.stderr, options.log_format)
@@ -60,7 +73,9 @@ class Lifecycle:
             log=self._log,
             spawner=spawner,
             max_pending=self._options.max_num_queued_reqs,
+            max_pending_tokens=self._options.max_num_queued_tokens,
             on_ready=self._on_engine_ready,
+            inject_faults=self._options.inject_faults,
         )
         self._service = Service(
             options=self._options,
@@ -68,9 +83,13 @@ class Lifecycle:
             client=self._supervisor,
             status=self._status,
             log=self._log,
+            keys=self._keys,
+            usage_log=self._usage_log,
         )
         self._http = make_server(build_app(self._service), self._options)
         self._catch_signals()
+        if self._options.inject_faults:
+            self._log.warning("faults", "--inject-faults: requests may ask to fail; this is for tests")
         serving = asyncio.create_task(self._http.serve(sockets=[self._sock]))
         loading = asyncio.create_task(self._load(started))
         exit_status = await self._until_told(loading)
@@ -88,6 +107,8 @@ class Lifecycle:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        if self._options.api_keys_file is not None or self._usage_log is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._read_again)
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -95,6 +116,17 @@ class Lifecycle:
             self._supervisor.kill()
             os._exit(0)
         self._stop.set()
+
+    def _read_again(self) -> None:
+        """What may change while serving: the keys, and where the usage log is."""
+        try:
+            count = self._keys.reload()
+            if self._usage_log is not None:
+                self._usage_log.reopen()
+        except ConfigError as error:
+            self._log.error("reload", f"{error}; everything stays as it was")
+        else:
+            self._log.info("reload", f"{count} keys of the keys file hold from now on")
 
     async def _load(self, started: "concurrent.futures.Future[Started]") -> None:
         """Until a request could be answered. Raises ``ConfigError`` when none ever will."""

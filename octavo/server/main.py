@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from octavo.config import ConfigError, EngineConfig
+from octavo.server.auth import Keyring
 from octavo.server.exit_codes import BAD_CONFIG, PORT_IN_USE
 from octavo.server.listen import PortError, bind
 from octavo.server.options import ServerOptions
+from octavo.server.usage_log import UsageLog
 
 if TYPE_CHECKING:
     from octavo.server.engine_handle import EngineProcess
@@ -32,6 +34,7 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
     """
     try:
         options.check()
+        keys, usage_log = Keyring.of(options), UsageLog.of(options.usage_log)
         sock = bind(options.host, options.port)
     except (ConfigError, PortError) as error:
         print(f"octavo: error: {error}", file=sys.stderr, flush=True)
@@ -39,7 +42,7 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
 
     # One thread starts all engine processes. It exists before this one lowers its priority, and children inherit from it.
     spawner = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="spawner")
-    started = spawner.submit(start_engine, config)
+    started = spawner.submit(start_engine, config, inject_faults=options.inject_faults)
     with contextlib.suppress(OSError):
         os.nice(API_NICENESS)
 
@@ -50,13 +53,14 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
     from octavo.server.lifecycle import Lifecycle
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        status = runner.run(Lifecycle(config, options, sock=sock, process_start=process_start).run(started, spawner))
+        served = Lifecycle(config, options, keys, usage_log, sock=sock, process_start=process_start)
+        status = runner.run(served.run(started, spawner))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)  # a download or a long tokenization may still run in a thread, and nobody waits for it
 
 
-def start_engine(config: EngineConfig) -> Started:
+def start_engine(config: EngineConfig, *, inject_faults: bool = False) -> Started:
     """An engine process that has been told what to load, the model fetched first if need be. Raises ``ConfigError``."""
     from octavo.server.engine_handle import EngineProcess
     from octavo.server.wire import Load, frame
@@ -64,7 +68,7 @@ def start_engine(config: EngineConfig) -> Started:
     engine = EngineProcess.spawn()
     try:
         resolved = _resolved(config)
-        engine.sock.sendall(frame(Load(resolved)))
+        engine.sock.sendall(frame(Load(resolved, inject_faults)))
     except BaseException:
         engine.process.kill()
         raise

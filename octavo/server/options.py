@@ -17,9 +17,12 @@ Port = Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: an
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``description`` is the help text of the flag of the same name."""
 
-    host: Annotated[str, Meta(description="address to listen on; any but a loopback address needs --api-key")] = "127.0.0.1"
+    host: Annotated[str, Meta(description="address to listen on; any but a loopback address needs keys")] = "127.0.0.1"
     port: Port = 8000
     api_key: Annotated[tuple[str, ...], Meta(description="key that clients must send; may be given several times")] = ()
+    api_keys_file: Annotated[
+        str | None, Meta(description="keys with names, roles and limits, as octavo keys new writes them; read again on SIGHUP")
+    ] = None
     insecure_no_auth: Annotated[bool, Meta(description="listen on any address without a key")] = False
     served_model_name: Annotated[
         tuple[str, ...], Meta(description="names that clients may call the model; default: as given, of a path the last part")
@@ -40,8 +43,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Annotated[
         Literal["auto", "json", "text"], Meta(description="of log lines; auto: text on a terminal, else JSON")
     ] = "auto"
+    usage_log: Annotated[str | None, Meta(description="append what each request used to this file, as JSON lines")] = None
     enable_prompt_tokens_details: Annotated[bool, Meta(description="report cached prompt tokens in usage")] = False
     max_num_queued_reqs: Annotated[int, Meta(ge=1, description="requests that may wait for a first token before 503")] = 512
+    max_num_queued_tokens: Annotated[
+        int, Meta(ge=1, description="prompt tokens that may wait for a first token before 503")
+    ] = 2 * 1024 * 1024
     max_body_bytes: Annotated[int, Meta(ge=1024, description="longest request body")] = 4 * 1024 * 1024
     max_header_bytes: Annotated[int, Meta(ge=1024, description="longest request line and headers together")] = 16 * 1024
     max_json_depth: Annotated[int, Meta(ge=8, le=512, description="deepest nesting of a request body")] = 64
@@ -52,14 +59,19 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="seconds that a client may take to send headers, or pause in a body")
     ] = 30.0
 
+    inject_faults: Annotated[bool, Meta(description="for tests: let requests ask to fail; on loopback addresses only")] = False
+
     def check(self) -> None:
         """Raises ``ConfigError`` for choices that are each legal but not together."""
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key must not be empty")
-        if not self.api_key and not self.insecure_no_auth and not _is_loopback(self.host):
+        if self.inject_faults and not _is_loopback(self.host):
+            raise ConfigError("--inject-faults is for tests, and only for a loopback --host")
+        has_keys = bool(self.api_key) or self.api_keys_file is not None
+        if not has_keys and not self.insecure_no_auth and not _is_loopback(self.host):
             raise ConfigError(
                 f"--host {self.host} can be reached from other machines: "
-                "set --api-key (or OCTAVO_API_KEY), or pass --insecure-no-auth"
+                "set --api-key (or OCTAVO_API_KEY) or --api-keys-file, or pass --insecure-no-auth"
             )
 
 

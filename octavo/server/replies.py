@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from octavo.sampling_params import ParameterError
-from octavo.server import errors, sse
+from octavo.server import errors, faults, sse
 from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
@@ -87,6 +87,7 @@ async def events_or_error(events: AsyncIterator[bytes], generation: Generation, 
     """``events``; when they fail, the error as the last event and ``[DONE]``, because the status line is long gone."""
     try:
         async for piece in events:
+            faults.point("stream")
             yield piece
     except ClientGone:
         return

@@ -19,8 +19,9 @@ from octavo import __version__
 from octavo.config import EngineConfig, ModelConfig
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
-from octavo.server import errors, params, structured
+from octavo.server import errors, faults, params, structured
 from octavo.server.accounting import RequestRecord, ServerMetrics
+from octavo.server.auth import Client, Keyring
 from octavo.server.engine_client import EngineClient
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
@@ -34,6 +35,7 @@ from octavo.server.replies import Envelope
 from octavo.server.request_log import Log
 from octavo.server.status import Status
 from octavo.server.tools import detect
+from octavo.server.usage_log import UsageLog
 from octavo.structured.vocabulary import vocabulary_of
 from octavo.tokenizer import Tokenizer
 
@@ -83,8 +85,12 @@ class Service:
         status: Status,
         log: Log,
         frontend: Frontend | None = None,
+        keys: Keyring | None = None,
+        usage_log: UsageLog | None = None,
     ) -> None:
         self.options = options
+        self.keys = keys or Keyring.of(options)
+        self.usage_log = usage_log
         self.names = names.listed
         self._accepted_names = names.accepted
         self.client = client
@@ -143,6 +149,7 @@ class Service:
 
     async def encode_prompts(self, texts: Sequence[str], request: SamplingFields, *, special: bool) -> list[list[int]]:
         """Token ids of each text, cut where the request says so. Raises ``ApiError`` for one that cannot fit."""
+        faults.point("tokenize")
         frontend = self.loaded()
         limit = frontend.limits.max_model_len if request.truncate_prompt_tokens is None else None
         found = await frontend.encoder.encode(texts, add_special_tokens=special, limit=limit)
@@ -162,6 +169,7 @@ class Service:
             raise errors.invalid(
                 f"messages must have at most {self.options.max_messages} entries, got {len(messages)}.", "messages"
             )
+        faults.point("template")
         continued = bool(continue_final_message)
         if continued and add_generation_prompt:
             message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
@@ -200,16 +208,24 @@ class Service:
             )
             if structured_outputs is not None:
                 sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
-            requests.append(self._engine_request(request, prompt, sampling, arrival))
-        record = RequestRecord(request_id=request_id, arrival=arrival, stream=bool(request.stream))
+            requests.append(self._engine_request(request, prompt, sampling, arrival, http.scope["state"]["client"]))
+        model = self.model_name(request.model)
+        record = RequestRecord(request_id=request_id, model=model, arrival=arrival, stream=bool(request.stream))
         generation = Generation(
             requests, client=self.client, tokenizer=frontend.tokenizer, metrics=self.metrics, record=record, log=self.log
         )
         http.scope["state"]["generation"] = generation
+        if (ticket := http.scope["state"].get("ticket")) is not None:
+            ticket.reserve(record.prompt_tokens)
         return generation
 
     def _engine_request(
-        self, request: CompletionRequest | ChatRequest, prompt: Prompt, sampling: SamplingParams, arrival: float
+        self,
+        request: CompletionRequest | ChatRequest,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        arrival: float,
+        client: Client,
     ) -> Request:
         """The engine's ids are its own: two clients may send the same id."""
         bad_words = sampling.bad_words
@@ -217,9 +233,10 @@ class Service:
             id=uuid.uuid4().hex,
             prompt_token_ids=prompt.token_ids,
             params=sampling,
-            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            seed=faults.seed() or (secrets.randbits(63) if sampling.seed is None else sampling.seed),
             arrival_time=arrival,
-            priority=request.priority or 0,
-            cache_scope=request.cache_salt or "",
+            priority=client.priority(request.priority),
+            cache_scope=client.cache_scope(request.cache_salt or ""),
+            tenant=client.name or "",
             bad_words_token_ids=self.loaded().tokenizer.bad_words_ids(bad_words) if bad_words else (),
         )

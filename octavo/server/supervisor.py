@@ -58,14 +58,18 @@ class Supervisor:
         log: Log,
         spawner: concurrent.futures.ThreadPoolExecutor,
         max_pending: int,
+        max_pending_tokens: int,
         on_ready: Callable[[Ready, EngineProcess], None],
+        inject_faults: bool = False,
         watch_interval: float = INTERVAL,
     ) -> None:
         self._status = status
         self._log = log
         self._spawner = spawner
         self._max_pending = max_pending
+        self._max_pending_tokens = max_pending_tokens
         self._on_ready = on_ready
+        self._inject_faults = inject_faults
         self._watch_interval = watch_interval
         self._table = RequestTable()
         self._config: EngineConfig | None = None
@@ -91,10 +95,15 @@ class Supervisor:
         """Requests that have had no token."""
         return self._table.pending
 
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens of their prompts."""
+        return self._table.pending_tokens
+
     def submit(self, request: Request, mailbox: Mailbox) -> None:
         if not self._status.engine_up:
             raise errors.not_ready(self._status.phase)
-        if self._table.pending >= self._max_pending:
+        if self._is_full(len(request.prompt_token_ids)):
             raise errors.busy(self._table.retry_after())
         self._table.add(request, mailbox)
         self._note_queue()
@@ -146,8 +155,13 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self._engine.process.kill()
 
+    def _is_full(self, prompt_tokens: int) -> bool:
+        """Whether one more prompt is too much. An empty queue takes any that the engine can compute."""
+        pending, tokens = self._table.pending, self._table.pending_tokens
+        return pending >= self._max_pending or (pending > 0 and tokens + prompt_tokens > self._max_pending_tokens)
+
     def _note_queue(self) -> None:
-        self._status.queue_full = self._table.pending >= self._max_pending
+        self._status.queue_full = self._is_full(1)
 
     def _send(self, message: ToEngine) -> None:
         if self._connection is not None:
@@ -239,7 +253,7 @@ class Supervisor:
         self._log.error("engine_crash", f"the engine stopped ({reason}); starting it again")
         successor = await loop.run_in_executor(self._spawner, EngineProcess.spawn)
         await self.attach(successor, config)
-        self._send(Load(config))
+        self._send(Load(config, self._inject_faults))
         if self._pin is not None:
             self._send(self._pin)
 

@@ -25,9 +25,10 @@ class WireError(RuntimeError):
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """The first message to an engine process: load this."""
+    """The first message to an engine process: load this. ``inject_faults``: requests may ask to fail (``faults``)."""
 
     config: EngineConfig
+    inject_faults: bool = False
 
 
 class Pin(msgspec.Struct, frozen=True, tag=True):

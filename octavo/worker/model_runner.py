@@ -6,6 +6,7 @@ knowing it. Remembers nothing else; plans arrive in order, on one thread.
 
 import time
 
+import msgspec
 import numpy as np
 
 from octavo.backends.base import Array, Backend, Batch, BatchCapacity, KVCache
@@ -23,6 +24,7 @@ from octavo.step import (
     TokenLogprobs,
 )
 from octavo.worker.batch import sampled_rows, step_arrays
+from octavo.worker.isolation import Isolate, Isolation
 
 NO_LOGPROBS = TokenLogprobs(INVALID_TOKEN, float("-inf"), 0, [], [])
 """In the place of a draw that failed, so that the draws beside it keep theirs; never delivered."""
@@ -30,7 +32,8 @@ NO_LOGPROBS = TokenLogprobs(INVALID_TOKEN, float("-inf"), 0, [], [])
 
 class ModelRunner:
     """Runs plans of at most ``max_num_seqs`` sequences. ``capture``: the largest batch to be replayed from a recording of the
-    model; larger ones, and all of them without it, run op by op."""
+    model; larger ones, and all of them without it, run op by op. With ``isolate`` a sequence's error
+    is in the output, without it is raised."""
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class ModelRunner:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         capture: BatchCapacity | None,
+        isolate: Isolate | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -50,6 +54,8 @@ class ModelRunner:
         self._sampler = Sampler(backend, vocab_size, eos_token_ids)
         self._last_token = np.zeros(max_num_seqs, np.int32)
         self._capacity = capture
+        self._probe = isolate.probe if isolate else None
+        self._step = Isolation(self._compute, self._last_token) if isolate else self._compute
         self._graph = backend.capture(self._forward, capture) if capture else None
 
     def warm_up(self) -> None:
@@ -66,16 +72,22 @@ class ModelRunner:
         )
         copies = BlockCopies(swap_out=[], swap_in=[], copy=[])
         tables = np.zeros((1, 1), np.int32)
-        self.execute(SchedulerOutput(step_id=-1, sequences=[sequence], block_tables=tables, copies=copies))
+        self._compute(SchedulerOutput(step_id=-1, sequences=[sequence], block_tables=tables, copies=copies))
 
     def execute(self, plan: SchedulerOutput) -> ModelOutput:
         """Carry out one plan."""
         started = time.perf_counter()
         if plan.copies:
             self._backend.ops.copy_blocks(self._cache, plan.copies)
-        copied = time.perf_counter()
+        copies = time.perf_counter() - started
         if not plan.sequences:
-            return ModelOutput(step_id=plan.step_id, token_ids=[], timings=StepTimings(copies=copied - started))
+            return ModelOutput(step_id=plan.step_id, token_ids=[], timings=StepTimings(copies=copies))
+        output = self._step(plan)
+        return msgspec.structs.replace(output, timings=msgspec.structs.replace(output.timings, copies=copies))
+
+    def _compute(self, plan: SchedulerOutput) -> ModelOutput:
+        started = time.perf_counter()
+        self._pass("compute", plan)
         arrays = step_arrays(plan, self._last_token, self._block_size)
         rows, first_rows = sampled_rows(plan, arrays["query_start"])
         tensors = {name: self._backend.tensor(array) for name, array in arrays.items()}
@@ -85,6 +97,7 @@ class ModelRunner:
         else:
             hidden, logits = self._forward(batch)
         computed = time.perf_counter()
+        self._pass("sample", plan)
         token_ids, logprobs = self._sample(plan, logits, first_rows)
         candidates = self._candidates(plan, logits, first_rows)
         prompt_logprobs = self._prompt_logprobs(plan, hidden, arrays["query_start"])
@@ -94,8 +107,13 @@ class ModelRunner:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             candidates=candidates,
-            timings=StepTimings(copies=copied - started, forward=computed - copied, sampling=time.perf_counter() - computed),
+            timings=StepTimings(forward=computed - started, sampling=time.perf_counter() - computed),
         )
+
+    def _pass(self, stage: str, plan: SchedulerOutput) -> None:
+        if self._probe is not None:
+            for seq in plan.sequences:
+                self._probe(stage, seq)
 
     def _forward(self, batch: Batch) -> tuple[Array, Array]:
         """The residual stream of every token and the logits of the rows that want them."""

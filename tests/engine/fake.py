@@ -230,7 +230,7 @@ class Scenario:
             max_num_seqs=rng.choice([4, 8, 16]),
             max_num_batched_tokens=rng.choice([3, 8, 16, 64]),
             preemption_mode=rng.choice(["auto", "recompute", "swap"]),
-            scheduling_policy=rng.choice(["fcfs", "fcfs", "priority"]),
+            scheduling_policy=rng.choice(["fcfs", "fair", "priority"]),
             enable_prefix_caching=rng.random() < 0.6,
             spec_method="ngram" if self.speculates else None,
             kv_allocation=self.kv_allocation,
@@ -317,6 +317,7 @@ class Scenario:
             arrival_time=0.0,
             priority=rng.randint(0, 2),
             cache_scope=scope,
+            tenant=f"tenant-{len(self.arrivals) % 3}",
         )
 
     def run(self, *, check_every_step: bool = True) -> None:

@@ -39,11 +39,17 @@ class Harness:
         self.executor = FakeExecutor(block_size=BLOCK, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
         self.engine = Engine(self.scheduler, self.executor, max_in_flight=depth)
 
-    def add(self, name: str, prompt_len: int = 4, *, priority: int = 0, **params: Any) -> None:
+    def add(self, name: str, prompt_len: int = 4, *, priority: int = 0, tenant: str = "", seed: int = 1, **params: Any) -> None:
         settings = {"max_tokens": 4, "ignore_eos": True, **params}
         ids = [1 + (len(name) + i) % 20 for i in range(prompt_len)]
         request = Request(
-            id=name, prompt_token_ids=ids, params=SamplingParams(**settings), seed=1, arrival_time=0.0, priority=priority
+            id=name,
+            prompt_token_ids=ids,
+            params=SamplingParams(**settings),
+            seed=seed,
+            arrival_time=0.0,
+            priority=priority,
+            tenant=tenant,
         )
         self.engine.add(request)
 
@@ -98,8 +104,8 @@ def test_a_long_prompt_is_chunked_and_leaves_room_for_decodes() -> None:
     assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 13}
     assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 13}
     harness.add("next", 4)
-    assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 13}
-    assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 1, 4: 4}
+    assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 9, 4: 4}
+    assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 5, 4: 1}
 
 
 def test_without_chunked_prefill_a_prompt_waits_for_a_step_of_its_own() -> None:

@@ -44,7 +44,7 @@ class FakeEngine:
         self.refuse: Exception | None = None
         self.reject: Exception | None = None
         self.stats = EngineStats(blocks_total=8, blocks_used=2, blocks_shared=1, blocks_cached=1, blocks_free=5)
-        self.pending = 0
+        self.pending = self.pending_tokens = 0
         self.requests: list[Request] = []
         self.aborted: list[tuple[str, int | None]] = []
         self.mailboxes: dict[str, Mailbox] = {}

@@ -336,3 +336,22 @@ def test_liveness_is_owed_only_by_a_working_engine(monkeypatch: pytest.MonkeyPat
     assert status.stall_limit() == 20.0
     status.down()
     assert status.ready()[0] == 503 and status.live()[0] == 200 and status.startup()[0] == 200
+
+
+def test_the_queue_is_counted_in_tokens_too() -> None:
+    table = RequestTable()
+    for name, length in (("a", 100), ("b", 10), ("c", 1)):
+        table.add(msgspec.structs.replace(request(name), prompt_token_ids=[1] * length), Mailbox())
+    assert table.pending_tokens == 111
+    table.deliver(delta("a"))
+    table.deliver(delta("a"))
+    assert table.pending_tokens == 11
+    table.abort("b", None)
+    assert (table.pending, table.pending_tokens) == (1, 1)
+    assert table.retry_after() == 30  # one left the queue in the last 30 seconds
+    table.add(msgspec.structs.replace(request("d"), prompt_token_ids=[1] * 150), Mailbox())
+    assert table.retry_after() == 60
+    table.engine_lost(errors.engine_restarted())
+    assert (table.pending, table.pending_tokens) == (2, 151)
+    table.fail_all(errors.draining())
+    assert (table.pending, table.pending_tokens) == (0, 0)

@@ -19,11 +19,13 @@ REQUESTS = 64
 PROBE = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
 
 
-@pytest.fixture(params=["auto", "swap", "recompute"])
+@pytest.fixture(params=[("auto", 1.0), ("swap", 1.0), ("recompute", 1.0), ("auto", 1.5)], ids=str)
 def cramped(tiny_model: Path, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    """Exactly one longest request fits, and swapping has room."""
-    flags = ["--max-model-len", str(CONTEXT), "--block-size", str(BLOCK), "--num-gpu-blocks-override", str(CONTEXT // BLOCK)]
-    flags += ["--max-num-seqs", "8", "--preemption-mode", request.param]
+    """One longest request fits, or one and a half, and swapping has room."""
+    mode, fit = request.param
+    blocks = str(int(fit * CONTEXT / BLOCK))
+    flags = ["--max-model-len", str(CONTEXT), "--block-size", str(BLOCK), "--num-gpu-blocks-override", blocks]
+    flags += ["--max-num-seqs", "8", "--preemption-mode", mode]
     server = RunningServer(tiny_model, "--served-model-name", "tiny", *flags).wait_ready()
     yield server
     server.kill()
@@ -141,7 +143,7 @@ def settled_files(server: RunningServer) -> tuple[int, ...]:
 
 def test_a_storm_leaves_nothing_behind(cramped: RunningServer) -> None:
     before = probe(cramped)
-    cramped.wait_metric("octavo_kv_blocks", CONTEXT // BLOCK, state="total")
+    assert CONTEXT // BLOCK <= cramped.metric("octavo_kv_blocks", state="total") <= 3 * CONTEXT // BLOCK // 2
     files = settled_files(cramped)
     draw = random.Random(20)
     guests = [Guest(number, draw) for number in range(REQUESTS)]

@@ -22,7 +22,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "n"],
     "additionalProperties": False,
 }
-RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+RESPONSE_FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
 MULTIPLE = {"type": "integer", "multipleOf": 999983, "minimum": 0, "maximum": 10**18}
 CHAIN = "start: r0\n" + "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(3000)) + '\nr3000: "a"'
 
@@ -65,7 +65,7 @@ def test_every_way_to_ask(bench: Bench, path: str) -> None:
     bench.frontend.grammars.close()
 
 
-def nested(schema: Any) -> dict[str, Any]:
+def nested(schema: Any) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.config import EngineConfig
@@ -97,6 +98,7 @@ class Stage:
             log=Log(self.log, as_json=True),
             spawner=concurrent.futures.ThreadPoolExecutor(1),
             max_pending=2,
+            max_pending_tokens=100,
             on_ready=lambda ready, process: None,
             **options,
         )
@@ -184,6 +186,25 @@ def test_a_refusal_makes_room_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> N
         stage.engine.say(Refused(request_id="a", message="never fits"))
         await until(lambda: stage.supervisor.pending == 1)
         assert stage.status.ready()[0] == 200
+
+    play(scene)
+
+
+def test_a_queue_is_full_of_tokens_before_it_is_full_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt that is longer than the limit is taken by an empty queue, or nobody could ever ask it."""
+
+    async def scene() -> None:
+        stage = Stage(monkeypatch)
+        await stage.begin()
+        long = msgspec.structs.replace(request("long"), prompt_token_ids=[1] * 500)
+        stage.supervisor.submit(long, Mailbox())
+        assert stage.status.queue_full
+        with pytest.raises(ApiError) as caught:
+            stage.supervisor.submit(request("short"), Mailbox())
+        assert caught.value.status == 503 and int(caught.value.headers["retry-after"]) >= 1
+        stage.supervisor.abort("long")
+        stage.supervisor.submit(request("short"), Mailbox())
+        assert not stage.status.queue_full
 
     play(scene)
 

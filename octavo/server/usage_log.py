@@ -1,0 +1,64 @@
+"""What each key has used, one JSON line a request, appended to a file for whoever writes the bills.
+
+A line is one write, so that several servers may share a file and a reader never sees half of one. The file is opened again
+when asked, after it was moved away. A disk that is full costs lines, not requests, and is told of once.
+"""
+
+import datetime
+import os
+from typing import Any
+
+import msgspec
+
+from octavo.config import ConfigError
+from octavo.server.accounting import RequestRecord
+from octavo.server.request_log import Log
+
+
+class UsageLog:
+    """Raises ``ConfigError`` when the file cannot be opened."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._complained = False
+        self._file = self._open()
+
+    @staticmethod
+    def of(path: str | None) -> "UsageLog | None":
+        return None if path is None else UsageLog(path)
+
+    def reopen(self) -> None:
+        """Goes on in a new file under the same name. Raises ``ConfigError``, and goes on in the old one."""
+        old, self._file = self._file, self._open()
+        os.close(old)
+
+    def write(self, record: RequestRecord, *, key: str | None, path: str, status: int, log: Log) -> None:
+        """One request that has ended, however it did."""
+        fields: dict[str, Any] = {
+            "ts": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            "key": key,
+            "request_id": record.request_id,
+            "model": record.model,
+            "path": path,
+            "status": status,
+            "prompt_tokens": record.prompt_tokens,
+            "cached_tokens": record.cached_tokens,
+            "output_tokens": record.output_tokens,
+            "finish_reason": record.outcome,
+        }
+        line = msgspec.json.encode(fields) + b"\n"
+        try:
+            if os.write(self._file, line) == len(line):
+                return
+            reason = "the disk is full"
+        except OSError as error:
+            reason = os.strerror(error.errno or 0).lower()
+        if not self._complained:
+            self._complained = True
+            log.error("usage_log", message=f"--usage-log: {reason}; lines are being lost")
+
+    def _open(self) -> int:
+        try:
+            return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"--usage-log {self._path}: {os.strerror(error.errno or 0).lower()}") from None

@@ -1,0 +1,150 @@
+"""Nobody waits for what is not theirs: short prompts beside long ones, and tenants beside tenants."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.engine.test_scheduler import Harness, order_of_ends
+
+BUDGET = 64
+
+
+def harness(**changes: Any) -> Harness:
+    settings = {"num_blocks": 1024, "max_model_len": 1024, "max_num_batched_tokens": BUDGET, "max_num_seqs": 32}
+    return Harness(**{**settings, **changes})
+
+
+# ------------------------------------------------------------------------------------------------------------ within a step
+
+
+def test_short_prompts_are_computed_in_the_step_after_they_come() -> None:
+    scene = harness()
+    scene.add("long", 500)
+    assert scene.plan() == {0: 64}
+    for name in ("one", "two"):
+        scene.add(name, 12)
+    assert scene.plan() == {0: 40, 1: 12, 2: 12}
+    assert scene.plan() == {0: 62, 1: 1, 2: 1}
+
+
+def test_a_long_prompt_keeps_half_of_every_step_however_many_short_ones_come() -> None:
+    scene = harness(max_num_seqs=1000, num_blocks=4096)
+    scene.add("long", 500, max_tokens=1)
+    scene.plan()
+    computed, steps = 64, 1
+    while computed < 500:
+        for i in range(5):
+            scene.add(f"short-{steps}-{i}", 12, max_tokens=1)
+        computed += scene.plan()[0]
+        steps += 1
+    assert steps <= 1 + -(-(500 - 64) // (BUDGET // 2))
+    scene.finish()
+
+
+def test_short_prompts_that_wait_behind_a_long_one_do_not_wait_for_it() -> None:
+    scene = harness()
+    scene.add("first", 500)
+    scene.add("second", 500)
+    scene.add("short", 10)
+    first = scene.plan()
+    assert first[0] == 54 and first[2] == 10
+    assert first.get(1, 0) <= 1
+
+
+def test_equal_prompts_are_computed_one_after_the_other() -> None:
+    """To share the step among them would make all of them as late as the last."""
+    scene = harness()
+    scene.add("first", 120)
+    scene.add("second", 120)
+    assert scene.plan() == {0: 64}
+    assert scene.plan()[0] == 56
+
+
+def test_nothing_is_kept_for_who_cannot_be_admitted() -> None:
+    crowded = harness(max_num_seqs=1)
+    crowded.add("long", 500)
+    crowded.add("short", 4)
+    assert crowded.plan() == {0: 64}
+    cramped = harness(num_blocks=128, max_model_len=512)
+    cramped.add("long", 500)
+    cramped.plan()
+    cramped.add("short", 12)
+    assert cramped.plan() == {0: 64}
+
+
+def test_who_cannot_be_split_gets_a_step_of_its_own() -> None:
+    scene = harness(enable_chunked_prefill=False, max_model_len=BUDGET)
+    scene.add("long", 60, max_tokens=1)
+    for i in range(4):
+        scene.add(f"short-{i}", 12, max_tokens=1)
+    assert scene.plan() == {0: 60}
+
+
+# --------------------------------------------------------------------------------------------------------- between tenants
+
+
+def test_a_tenant_with_one_request_does_not_wait_for_another_with_many() -> None:
+    scene = harness(scheduling_policy="fair", max_num_seqs=1)
+    for i in range(10):
+        scene.add(f"many-{i}", tenant="many")
+    scene.plan()
+    scene.add("one", tenant="one")
+    assert order_of_ends(scene.finish()).index("one") == 1
+
+
+def test_one_tenant_alone_is_served_in_order() -> None:
+    scene = harness(scheduling_policy="fair", max_num_seqs=1)
+    names = [f"r{i:02}" for i in range(20)]
+    ends: list[str] = []
+    for i, name in enumerate(names):  # what earlier ones did not use must not let a later one pass
+        scene.add(name, 4 + 40 * (i % 3), max_tokens=200 if i < 10 else 2, stop_token_ids=list(range(23)))
+        if i % 4 == 3:
+            ends += order_of_ends(scene.engine.step())
+    ends += order_of_ends(scene.finish())
+    assert ends == names
+
+
+@pytest.mark.parametrize("cheap_tokens", [4, 16])
+def test_tenants_share_by_tokens_not_by_requests(cheap_tokens: int) -> None:
+    """While both wait, each is given as many tokens as the other, whatever the size of its requests."""
+    scene = harness(scheduling_policy="fair", max_num_seqs=1)
+    costs = {"dear": 4 + 64, "cheap": 4 + cheap_tokens}
+    for i in range(60):
+        scene.add(f"dear-{i}", tenant="dear", max_tokens=64)
+    for i in range(60):
+        scene.add(f"cheap-{i}", tenant="cheap", max_tokens=cheap_tokens)
+    spent = {"dear": 0, "cheap": 0}
+    for name in order_of_ends(scene.finish()):
+        tenant = name.partition("-")[0]
+        spent[tenant] += costs[tenant]
+        if spent["cheap"] == 60 * costs["cheap"]:
+            break
+        assert abs(spent["dear"] - spent["cheap"]) <= 2 * max(costs.values())
+
+
+def test_what_was_not_used_is_given_back() -> None:
+    """Both say that they may generate 200 tokens; the one that generates 1 comes more often."""
+    scene = harness(scheduling_policy="fair", max_num_seqs=1)
+    ends: list[str] = []
+    for i in range(12):
+        scene.add(f"talks-{i}", tenant="talks", max_tokens=200)
+        scene.add(f"stops-{i}", tenant="stops", max_tokens=200, stop_token_ids=list(range(23)), ignore_eos=False)
+        while sum(name.startswith("stops") for name in ends) <= i:
+            ends += order_of_ends(scene.engine.step())
+    talks = [name for name in ends if name.startswith("talks")]
+    assert len(talks) <= 3
+
+
+def test_idle_time_is_not_saved_up() -> None:
+    scene = harness(scheduling_policy="fair", max_num_seqs=1)
+    scene.add("idle-0", tenant="idle")
+    for i in range(10):
+        scene.add(f"busy-{i}", tenant="busy", max_tokens=50)
+    scene.finish()
+    for i in range(6):
+        scene.add(f"busy-again-{i}", tenant="busy", max_tokens=50)
+        scene.add(f"idle-again-{i}", tenant="idle", max_tokens=50)
+    ends = order_of_ends(scene.finish())
+    turns = [name.partition("-")[0] for name in ends]
+    assert all(len(set(pair)) == 2 for pair in list(pairwise(turns))[1:-1]), ends

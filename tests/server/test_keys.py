@@ -1,0 +1,369 @@
+"""The keys file: reading it, roles, limits, tenants of the prefix cache, the books, and reading it again."""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from octavo.cli import main
+from octavo.config import ConfigError
+from octavo.server.auth import Client, Keyring
+from octavo.server.errors import ApiError, busy
+from octavo.server.keys import Key, KeysFile, add_key, digest_of, read_keys
+from octavo.server.options import ServerOptions
+from octavo.server.rate_limits import KeyLimits
+from tests.server.fakes import Bench, Exchange, error_of
+from tests.server.tiny import RunningServer
+
+COMPLETIONS = "/v1/completions"
+
+
+def key(name: str, **fields: Any) -> Key:
+    return Key(name=name, sha256=digest_of(f"secret-{name}".encode()).hex(), **fields)
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer secret-{name}"}
+
+
+def write(path: Path, *keys: Key) -> str:
+    path.write_bytes(msgspec.json.encode(KeysFile(list(keys))))
+    return str(path)
+
+
+def guarded(tmp_path: Path, *keys: Key, **options: Any) -> Bench:
+    file = write(tmp_path / "keys.json", *keys)
+    return Bench(tmp_path / "tokenizer", ServerOptions(api_keys_file=file, **options), scheduling_policy="priority")
+
+
+def ask(bench: Bench, name: str, **fields: Any) -> tuple[int, dict[str, str], bytes]:
+    return bench.call("POST", COMPLETIONS, {"prompt": "one", "max_tokens": 3, **fields}, headers=bearer(name))
+
+
+class Clock:
+    """Seconds as the test says."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# ------------------------------------------------------------------------------------------------------------------ the file
+
+
+def test_new_keys_are_shown_once_and_only_their_digest_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.json"
+    flags = ["--file", str(file), "--role", "admin", "--max-concurrency", "2", "--tokens-per-minute", "1k"]
+    assert main(["keys", "new", "ops", *flags]) == 0
+    secret = capsys.readouterr().out.strip()
+    assert main(["keys", "new", "other", "--file", str(file)]) == 0
+    assert secret not in file.read_text() and len(secret) >= 48
+    ops, other = read_keys(str(file))
+    assert (ops.name, ops.role, ops.max_concurrency, ops.tokens_per_minute) == ("ops", "admin", 2, 1000)
+    assert (other.role, other.max_concurrency) == ("user", None)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    client = Keyring(path=str(file)).identify(f"Bearer {secret}".encode())
+    assert client is not None and client.name == "ops"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["keys.json"]
+
+
+def test_a_name_is_taken_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "keys.json")
+    add_key(file, key("alice"))
+    assert main(["keys", "new", "alice", "--file", file]) == 64
+    assert main(["keys", "new", "no spaces", "--file", file]) == 64
+    assert "has a key named alice already" in capsys.readouterr().err
+    assert len(read_keys(file)) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{", "truncated"),
+        (b"\xff", "byte"),
+        (b'{"keys": [{"name": "a"}]}', "sha256"),
+        (b'{"keys": [{"name": "a", "sha256": "00"}]}', r"keys\[0\].sha256"),
+        (b'{"keys": [{"name": "a/b", "sha256": "%b"}]}' % (b"0" * 64), r"keys\[0\].name"),
+        (b'{"keys": [{"name": "a", "sha256": "%b", "rpm": 3}]}' % (b"0" * 64), "rpm"),
+        (b'{"keys": [{"name": "a", "sha256": "%b", "role": "root"}]}' % (b"0" * 64), "role"),
+        (b'{"keys": [{"name": "a", "sha256": "%b", "tokens_per_minute": 0}]}' % (b"0" * 64), "tokens_per_minute"),
+        (msgspec.json.encode(KeysFile([key("a"), key("a")])), "two keys have the name a"),
+        (msgspec.json.encode(KeysFile([key("a"), msgspec.structs.replace(key("a"), name="b")])), "two keys have the sha256"),
+        (b'{"keys": []}', "has no keys"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "keys.json"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=words) as caught:
+        Keyring(path=str(file))
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        Keyring(path=str(tmp_path / "nothing"))
+    with pytest.raises(ConfigError, match="--usage-log"):
+        from octavo.server.usage_log import UsageLog
+
+        UsageLog(str(tmp_path / "no" / "such"))
+
+
+def test_a_file_opens_hosts_to_others(tmp_path: Path) -> None:
+    ServerOptions(host="0.0.0.0", api_keys_file=str(tmp_path)).check()
+
+
+# --------------------------------------------------------------------------------------------------------------------- roles
+
+
+def test_roles(tmp_path: Path) -> None:
+    bench = guarded(tmp_path, key("u"), key("m", role="metrics"), key("a", role="admin"))
+    may = {
+        "/v1/models": {"u", "a"},
+        "/metrics": {"m", "a"},
+        "/version": {"u", "m", "a"},
+        COMPLETIONS: {"u", "a"},
+        "/nothing": {"u", "a"},
+    }
+    for path, allowed in may.items():
+        for name in "uma":
+            status, _, body = bench.call("GET", path, headers=bearer(name))
+            assert (status != 403) == (name in allowed), (path, name)
+            if status == 403:
+                assert error_of(status, body)["type"] == "PermissionDeniedError"
+        assert bench.call("GET", path, headers=bearer("x"))[0] == 401
+        assert bench.call("GET", path)[0] == 401
+    assert bench.call("GET", "/health")[0] == 200
+
+
+# -------------------------------------------------------------------------------------------------------------------- limits
+
+
+def limited(answer: tuple[int, dict[str, str], bytes]) -> tuple[str, int]:
+    """The name of the limit and the seconds to wait."""
+    status, headers, body = answer
+    error = error_of(status, body)
+    assert (status, error["type"]) == (429, "rate_limit_exceeded") and error["param"] in error["message"]
+    return error["param"], int(headers["retry-after"])
+
+
+def test_requests_a_minute_are_each_keys_own(tmp_path: Path) -> None:
+    bench = guarded(tmp_path, key("u", requests_per_minute=2), key("v", requests_per_minute=2))
+    assert [ask(bench, "u")[0] for _ in range(2)] == [200, 200]
+    name, wait = limited(ask(bench, "u"))
+    assert name == "requests_per_minute" and 28 <= wait <= 30
+    assert ask(bench, "v")[0] == 200
+    assert bench.call("GET", "/v1/models", headers=bearer("u"))[0] == 200
+    assert len(bench.engine.requests) == 3
+
+
+def test_tokens_a_minute_count_prompts_and_outputs(tmp_path: Path) -> None:
+    bench = guarded(tmp_path, key("u", tokens_per_minute=5))
+    status, _, body = ask(bench, "u", prompt=[5, 6, 7, 8])
+    assert status == 200 and json.loads(body)["usage"]["total_tokens"] == 7
+    name, wait = limited(ask(bench, "u"))
+    assert name == "tokens_per_minute" and 30 <= wait <= 36  # two below zero, one above is needed
+
+
+def test_what_is_refused_costs_no_tokens(tmp_path: Path) -> None:
+    bench = guarded(tmp_path, key("u", tokens_per_minute=4))
+    bench.engine.reject = busy(1)
+    assert [ask(bench, "u", prompt=[5, 6, 7])[0] for _ in range(4)] == [503] * 4
+    assert ask(bench, "u", prompt=[99999])[0] == 400
+    bench.engine.reject = None
+    assert ask(bench, "u")[0] == 200
+
+
+def test_requests_at_once(tmp_path: Path) -> None:
+    """A place is free again when a request has ended, also when its client left."""
+    bench = guarded(tmp_path, key("u", max_concurrency=1))
+    bench.engine.silent = True
+    body = {"prompt": "one", "stream": False}
+
+    async def scenario() -> tuple[int | None, str]:
+        first = Exchange(bench.app, "POST", COMPLETIONS, body, headers=bearer("u"))
+        running = asyncio.create_task(first.run())
+        while not bench.engine.requests:
+            await asyncio.sleep(0)
+        second = Exchange(bench.app, "POST", COMPLETIONS, body, headers=bearer("u"))
+        await second.run()
+        first.hang_up()
+        await running
+        return second.status, json.loads(bytes(second.body))["error"]["param"]
+
+    assert asyncio.run(scenario()) == (429, "max_concurrency")
+    bench.engine.silent = False
+    assert ask(bench, "u")[0] == 200
+
+
+def test_buckets_fill_steadily_and_no_further_than_a_minute() -> None:
+    clock = Clock()
+    limits = KeyLimits(key("u", requests_per_minute=60), clock)
+    for _ in range(60):
+        limits.enter().leave(0)
+    with pytest.raises(ApiError):
+        limits.enter()
+    clock.now += 2.0
+    for _ in range(2):
+        limits.enter()
+    with pytest.raises(ApiError):
+        limits.enter()
+    clock.now += 1e6
+    for _ in range(60):
+        limits.enter()
+    with pytest.raises(ApiError):
+        limits.enter()
+
+
+def test_a_prompt_counts_while_it_runs_and_once() -> None:
+    clock = Clock()
+    limits = KeyLimits(key("u", tokens_per_minute=10), clock)
+    first = limits.enter()
+    first.reserve(10)
+    with pytest.raises(ApiError) as caught:
+        limits.enter()
+    assert caught.value.param == "tokens_per_minute"
+    first.leave(5)
+    first.leave(5)
+    second = limits.enter()
+    second.reserve(4)
+    limits.enter()
+
+
+def test_limits_that_stay_go_on_when_the_file_is_read_again(tmp_path: Path) -> None:
+    file = write(tmp_path / "keys.json", key("u", requests_per_minute=1), key("gone"))
+    ring = Keyring(path=file)
+
+    def client(name: str) -> Client | None:
+        return ring.identify(bearer(name)["authorization"].encode())
+
+    before = client("u")
+    assert before is not None and client("gone") is not None and client("new") is None
+    ticket = before.limits.enter()
+    write(tmp_path / "keys.json", key("u", requests_per_minute=1, max_concurrency=1), key("new"))
+    assert ring.reload() == 2
+    after = client("u")
+    assert after is not None and client("gone") is None and client("new") is not None
+    with pytest.raises(ApiError) as caught:
+        after.limits.enter()
+    assert caught.value.param == "max_concurrency"
+    ticket.leave(0)
+    with pytest.raises(ApiError) as caught:
+        after.limits.enter()
+    assert caught.value.param == "requests_per_minute"
+    (tmp_path / "keys.json").write_text("{")
+    with pytest.raises(ConfigError):
+        ring.reload()
+    assert client("new") is not None
+
+
+# ------------------------------------------------------------------------------------------------- scopes, priority, the books
+
+
+def test_tenants_share_no_prefix_unless_they_say_so(tmp_path: Path) -> None:
+    keys = [
+        key("u"),
+        key("v"),
+        key("team-1", cache_scope="team"),
+        key("team-2", cache_scope="team"),
+        key("all", cache_scope=""),
+    ]
+    bench = guarded(tmp_path, *keys)
+    names = ["u", "v", "team-1", "team-2", "all"]
+    for salt in (None, "x", "u"):
+        for name in names:
+            assert ask(bench, name, cache_salt=salt)[0] == 200
+    scopes = [request.cache_scope for request in bench.engine.requests]
+    plain, salted, attack = scopes[:5], scopes[5:10], scopes[10:]
+    assert plain[2] == plain[3] and plain[4] == "" and len(set(plain)) == 4
+    assert not set(plain) & set(salted) and len(set(salted)) == 4
+    assert not set(attack) & set(plain), "no salt leads into another key's scope"
+    assert [request.tenant for request in bench.engine.requests[:5]] == names
+
+
+def test_nobody_asks_for_a_higher_place_than_the_key_has(tmp_path: Path) -> None:
+    bench = guarded(tmp_path, key("u", priority=5), key("root", role="admin"))
+    for name, asked in (("u", None), ("u", -9), ("u", 9), ("root", None), ("root", -9)):
+        ask(bench, name, **({} if asked is None else {"priority": asked}))
+    assert [request.priority for request in bench.engine.requests] == [5, 5, 9, 0, -9]
+
+
+def test_usage_is_booked_by_key(tmp_path: Path) -> None:
+    from octavo.server.usage_log import UsageLog
+
+    bench = guarded(tmp_path, key("u"))
+    books = tmp_path / "usage.jsonl"
+    bench = Bench(tmp_path / "tokenizer", bench.service.options)
+    bench.service.usage_log = UsageLog(str(books))
+    from octavo.server.app import build_app
+
+    bench.app = build_app(bench.service)
+    ask(bench, "u", prompt=[5, 6], n=2)
+    ask(bench, "u", prompt=[])
+    ask(bench, "x")
+    bench.call("GET", "/v1/models", headers=bearer("u"))
+    (line,) = map(json.loads, books.read_text().splitlines())
+    assert line.pop("ts") and line.pop("request_id").startswith("cmpl-")
+    assert line == {
+        "key": "u", "model": "tiny", "path": COMPLETIONS, "status": 200, "prompt_tokens": 2, "cached_tokens": 3,
+        "output_tokens": 6, "finish_reason": "length",
+    }  # fmt: skip
+    assert [entry["key"] for entry in bench.lines() if entry["event"] == "request" and "key" in entry] == ["u", "u", "u"]
+    assert stat.S_IMODE(books.stat().st_mode) == 0o600
+
+
+# ----------------------------------------------------------------------------------------------------------- the real process
+
+
+@pytest.fixture
+def served(tiny_model: Path, tmp_path: Path) -> Iterator[RunningServer]:
+    write(tmp_path / "keys.json", key("u"), key("root", role="admin"))
+    flags = ["--api-keys-file", str(tmp_path / "keys.json"), "--usage-log", str(tmp_path / "usage.jsonl")]
+    server = RunningServer(tiny_model, "--served-model-name", "tiny", *flags).wait_ready()
+    yield server
+    server.kill()
+
+
+def test_sighup_reads_the_keys_again_and_opens_the_books_again(served: RunningServer, tmp_path: Path) -> None:
+    def status(name: str) -> int:
+        body = {"prompt": "one", "max_tokens": 2}
+        return httpx.post(f"{served.url}{COMPLETIONS}", json=body, headers=bearer(name)).status_code
+
+    def hang_up(words: str) -> None:
+        served.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 20
+        while not any(words in line for line in served.lines):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    assert (status("u"), status("v")) == (200, 401)
+    await_line(tmp_path / "usage.jsonl")
+    os.rename(tmp_path / "usage.jsonl", tmp_path / "usage.1")
+    write(tmp_path / "keys.json", key("v"))
+    hang_up("1 keys of the keys file hold")
+    assert (status("u"), status("v")) == (401, 200)
+    (tmp_path / "keys.json").write_text("nonsense")
+    hang_up("everything stays as it was")
+    assert status("v") == 200
+    assert served.stop() == 0
+    books = {name: [json.loads(line)["key"] for line in (tmp_path / name).read_text().splitlines()] for name in
+             ("usage.1", "usage.jsonl")}  # fmt: skip
+    assert books == {"usage.1": ["u"], "usage.jsonl": ["v", "v"]}
+
+
+def await_line(file: Path) -> None:
+    """A request is booked when it has been answered."""
+    deadline = time.monotonic() + 20
+    while not file.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
