@@ -85,7 +85,8 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
     nb::class_<IntegerWeight>(module, "IntegerWeight")
         .def_ro("rows", &IntegerWeight::rows)
         .def_ro("columns", &IntegerWeight::columns)
-        .def_prop_ro("num_bytes", [](const IntegerWeight& w) { return w.region.bytes(); });
+        .def_prop_ro("gated", [](const IntegerWeight&) { return false; })
+        .def_prop_ro("num_bytes", [](const IntegerWeight& w) { return w.memory.bytes(); });
     module.def("integer_kernels", &names_of_kernels, "isa"_a);
     module.def("quantize", &quantize<float>, "matrix"_a.noconvert(), "values"_a.noconvert(), "scales"_a.noconvert(),
                "minimums"_a.noconvert().none(), "isa"_a, "num_threads"_a);

@@ -27,7 +27,8 @@ void bind_memory(nb::module_& m) {
     nb::class_<PackedWeight>(m, "PackedWeight")
         .def_ro("rows", &PackedWeight::rows)
         .def_ro("columns", &PackedWeight::columns)
-        .def_prop_ro("num_bytes", [](const PackedWeight& w) { return w.region.bytes(); });
+        .def_ro("gated", &PackedWeight::gated)
+        .def_prop_ro("num_bytes", [](const PackedWeight& w) { return w.memory.bytes(); });
     nb::class_<KVBlocks>(m, "KVBlocks")
         .def(nb::init<int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, const std::string&>(), nb::kw_only(), "num_layers"_a, "num_blocks"_a,
              "num_host_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "dtype"_a)
@@ -61,9 +62,10 @@ NB_MODULE(_native, m) {
              "num_threads"_a, nb::kw_only(), "cores"_a, "act_bfloat16"_a, "bfloat16"_a, "integer_kernels"_a = "auto")
         .def_prop_ro("isa", &Device::isa)
         .def_prop_ro("num_threads", &Device::num_threads)
-        .def("pack", &Device::pack, "weight"_a)
+        .def("pack", &Device::pack, "weight"_a, nb::kw_only(), "gated"_a = false)
         .def("embedding", &Device::embedding, "ids"_a, "table"_a)
         .def("linear", &Device::linear, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none())
+        .def("gated_linear", &Device::gated_linear, "x"_a, "weight"_a, "bias"_a.none())
         .def("rms_norm", &Device::rms_norm, "x"_a, "weight"_a, "eps"_a)
         .def("silu_and_mul", &Device::silu_and_mul, "gate_up"_a)
         .def("gather_rows", &Device::gather_rows, "x"_a, "rows"_a)

@@ -88,7 +88,7 @@ bool probe_tiles() {
         alignas(64) float out[kColumnBlock] = {};
         for (uint16_t& value : x) value = 0x3F80; // 1.0
         for (uint16_t& value : weights) value = 0x3F80;
-        LinearArgs args{x, 32, weights, nullptr, nullptr, out, 1, kColumnBlock, 32};
+        LinearArgs args{x, 32, weights, nullptr, nullptr, out, 1, kColumnBlock, 32, kColumnBlock};
         amx_kernels()->linear_bf16(args, 0, 1, 0, 1);
         _exit(out[0] == 32.0f && out[kColumnBlock - 1] == 32.0f ? 0 : 1);
     }

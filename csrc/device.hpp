@@ -17,6 +17,7 @@
 #include "program.hpp"
 #include "sampling.hpp"
 #include "thread_pool.hpp"
+#include "weight_memory.hpp"
 
 namespace octavo {
 
@@ -39,11 +40,12 @@ public:
     std::unique_ptr<Program> new_program() const { return std::make_unique<Program>(arrays_); }
     void replay(Program& program, const std::vector<nb::object>& inputs);
 
-    std::unique_ptr<PackedWeight> pack(nb::handle matrix);
+    std::unique_ptr<PackedWeight> pack(nb::handle matrix, bool gated);
     std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source);
 
     nb::object embedding(nb::handle ids, const PackedWeight& table);
     nb::object linear(nb::handle x, const PackedWeight& weight, nb::handle bias, nb::handle residual);
+    nb::object gated_linear(nb::handle x, const PackedWeight& weight, nb::handle bias);
     nb::object embedding_integer(nb::handle ids, const IntegerWeight& table);
     nb::object linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual);
     nb::object rms_norm(nb::handle x, nb::handle weight, float eps);
@@ -95,9 +97,14 @@ private:
     // Checks and takes in bias and residual, finds memory for the result of `in` times `weight` (a packed weight of any kind).
     template <class Args, class Weight>
     nb::object open_output(Args& args, const Array& in, const Weight& weight, nb::handle bias, nb::handle residual);
-    // Brings x into the form that the kernel wants.
-    void stage_activations(LinearArgs& args, char* staged);
+    // The arguments of a product of x that are known beforehand.
+    LinearArgs product_of(const Array& x, const PackedWeight& weight) const;
+    // Memory for the form of x that the kernel wants, where x has another.
+    ResultMemory::Lease staging_for(const LinearArgs& args, int64_t rows);
+    // The arguments now: with so many rows, staged.
+    LinearArgs staged(const LinearArgs& args, int64_t rows, char* stage);
     void multiply(const LinearArgs& args, bool bf16);
+    void multiply_gated(const LinearArgs& args, const GatedBlockArgs& gate, float* sums, bool bf16);
     bool attend(const AttentionArgs& args, int64_t sequences);
     void announce(const AttentionArgs& args, int64_t sequences, const char* next_layer);
 
@@ -105,6 +112,7 @@ private:
     const IntegerKernels* integer_;
     bool act_bf16_;
     Arrays arrays_;
+    WeightMemory weights_;
     std::shared_ptr<ResultMemory> memory_ = std::make_shared<ResultMemory>();
     Program* program_ = nullptr; // being recorded
     ThreadPool pool_;

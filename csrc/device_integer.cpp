@@ -52,15 +52,15 @@ void run_integer_unit(const IntegerKernels& kernels, const IntegerLinearArgs& ar
 
 } // namespace
 
-IntegerWeight::IntegerWeight(int64_t rows, int64_t groups, bool four)
-    : rows(rows), columns(groups * kGroup), four(four), region(weight_bytes(rows, groups, four)) {}
+IntegerWeight::IntegerWeight(int64_t rows, int64_t groups, bool four, WeightMemory& from)
+    : rows(rows), columns(groups * kGroup), four(four), memory(from.take(weight_bytes(rows, groups, four))) {}
 
 void pack_integer_blocks(const IntegerSource& source, IntegerWeight& weight, int64_t block0, int64_t block1) {
     const int64_t lines = source.four() ? 4 : 8, bytes = source.four() ? kGroupBytes4 : kGroupBytes8;
     const uint32_t offset = source.four() ? 0 : 0x80808080u;
     for (int64_t n = block0 * kIntegerColumns; n < std::min(source.rows, block1 * kIntegerColumns); ++n) {
         const int64_t column = n % kIntegerColumns;
-        char* group = weight.region.data() + n / kIntegerColumns * source.groups * bytes;
+        char* group = weight.memory.data() + n / kIntegerColumns * source.groups * bytes;
         for (int64_t g = 0; g < source.groups; ++g, group += bytes) {
             const uint8_t* from = source.values + (n * source.groups + g) * lines * 4;
             char* to = group + column / 16 * lines * kLine + column % 16 * 4;
@@ -78,7 +78,7 @@ void pack_integer_blocks(const IntegerSource& source, IntegerWeight& weight, int
 }
 
 std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source) {
-    auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.four());
+    auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.four(), weights_);
     run([&] {
         over_units(divide_up(source.rows, kIntegerColumns),
                    [&](int64_t block, int) { pack_integer_blocks(source, *weight, block, block + 1); });
@@ -91,7 +91,7 @@ nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table)
     hold(table);
     const Size rows = rows_of(in);
     const Result out = result(Type::float32, rows, table.columns, 2);
-    const IntegerEmbeddingArgs args{in.ints(), table.region.data(), out.floats(), table.columns / kGroup, table.four};
+    const IntegerEmbeddingArgs args{in.ints(), table.memory.data(), out.floats(), table.columns / kGroup, table.four};
     issue([this, args, rows, ids_end = table.rows] {
         const int64_t count = rows.now();
         check_range("token id", args.ids, count, 0, ids_end);
@@ -105,7 +105,7 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     const Size rows = rows_of(in);
     const int64_t groups = weight.columns / kGroup;
     const bool plain = weight.plain_activations;
-    IntegerLinearArgs args{nullptr, weight.region.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, plain};
+    IntegerLinearArgs args{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, plain};
     nb::object out = open_output(args, in, weight, bias, residual);
     const auto records = scratch(rows.capacity * groups * (plain ? kPlainRecord : kRecord));
     args.x = records.data();

@@ -13,43 +13,49 @@ constexpr int64_t kChunkBytes = 256 << 10; // inputs of rows that meet those wei
 constexpr int64_t kLeastRows = 192;        // of a chunk: below, weights are fetched too often
 constexpr int64_t kFewRows = 4;            // below, kernels multiply two blocks at once
 
-// Units of a product: a chunk of rows times a block of columns. Blocks change fastest, within a panel; then chunks; then
-// panels.
+// The most rows of a chunk.
+int64_t chunk_rows(int64_t k, int64_t element_bytes) {
+    return std::max(kLeastRows, kChunkBytes / std::max<int64_t>(1, k * element_bytes));
+}
+
+// Units of a product: a chunk of rows times a block of columns, or `together` blocks. Blocks change fastest, within a panel;
+// then chunks; then panels.
 struct Cut {
-    Cut(const LinearArgs& args, int64_t element_bytes)
-        : blocks(divide_up(args.n, kColumnBlock)),
-          chunks(divide_up(args.rows, std::max(kLeastRows, kChunkBytes / std::max<int64_t>(1, args.k * element_bytes)))),
-          panel(blocks) {
-        const int64_t block_bytes = std::max<int64_t>(1, args.k * kColumnBlock * element_bytes);
+    Cut(const LinearArgs& args, int64_t element_bytes, int64_t together)
+        : blocks(divide_up(args.n, kColumnBlock * together)), chunks(divide_up(args.rows, chunk_rows(args.k, element_bytes))),
+          panel(blocks), together(together) {
+        const int64_t block_bytes = std::max<int64_t>(1, args.k * kColumnBlock * together * element_bytes);
         if (chunks > 1) panel = std::min(blocks, std::max<int64_t>(1, kPanelBytes / block_bytes));
     }
 
     int64_t units() const { return blocks * chunks; }
 
-    int64_t blocks, chunks, panel;
+    int64_t blocks, chunks, panel, together;
 };
 
-// Runs the units of a claim.
-template <class Kernel> void run_units(Kernel kernel, LinearArgs args, const Cut& cut, const Spans::Claim& claim) {
+// Runs the units of a claim: call(args, row0, row1, block0, block1).
+template <class Call> void run_units(const Call& call, LinearArgs args, const Cut& cut, const Spans::Claim& claim) {
     for (int64_t unit = claim.begin; unit < claim.end;) {
         const int64_t first = unit / (cut.panel * cut.chunks) * cut.panel, end = std::min(cut.blocks, first + cut.panel);
         const int64_t rest = unit - first * cut.chunks, chunk = rest / (end - first), block = first + rest % (end - first);
         const int64_t count = std::min(claim.end - unit, end - block);
         // The first chunk fetches the panel, the last one the beginning of the next; those between find it in the cache.
         const int64_t wanted = chunk == cut.chunks - 1 ? std::min(cut.blocks, end + 1) : chunk == 0 ? end : 0;
-        args.fetch_end = std::min(wanted, block + claim.limit - unit);
-        kernel(args, args.rows * chunk / cut.chunks, args.rows * (chunk + 1) / cut.chunks, block, block + count);
+        args.fetch_end = std::min(wanted, block + claim.limit - unit) * cut.together;
+        call(args, args.rows * chunk / cut.chunks, args.rows * (chunk + 1) / cut.chunks, block * cut.together,
+             (block + count) * cut.together);
         unit += count;
     }
 }
 
 } // namespace
 
-std::unique_ptr<PackedWeight> Device::pack(nb::handle matrix) {
+std::unique_ptr<PackedWeight> Device::pack(nb::handle matrix, bool gated) {
     Type type;
     Array in = arrays_.read_matrix(matrix, "weight", type);
-    auto weight = std::make_unique<PackedWeight>(in.shape[0], in.shape[1], act_bf16_);
-    PackArgs args{in.data, weight->region.data(), in.shape[0], in.shape[1], type == Type::bfloat16, act_bf16_};
+    check(!gated || in.shape[0] % (2 * kColumnBlock) == 0, "a gated weight must have a multiple of 64 rows");
+    auto weight = std::make_unique<PackedWeight>(in.shape[0], in.shape[1], act_bf16_, gated, weights_);
+    PackArgs args{in.data, weight->memory.data(), in.shape[0], in.shape[1], type == Type::bfloat16, act_bf16_, gated};
     const int64_t blocks = divide_up(in.shape[0], kColumnBlock);
     run([&] { over_units(blocks, [&](int64_t block, int) { kernels_->pack(args, block, block + 1); }); });
     return weight;
@@ -57,10 +63,11 @@ std::unique_ptr<PackedWeight> Device::pack(nb::handle matrix) {
 
 nb::object Device::embedding(nb::handle ids, const PackedWeight& table) {
     const Array in = read(ids, "ids", Type::int32, 1);
+    check(!table.gated, "embedding: the table was packed for gated_linear");
     hold(table);
     const Size rows = rows_of(in);
     const Result out = result(Type::float32, rows, table.columns, 2);
-    const EmbeddingArgs args{in.ints(), table.region.data(), out.floats(), table.rows, table.columns, table.bf16};
+    const EmbeddingArgs args{in.ints(), table.memory.data(), out.floats(), table.rows, table.columns, table.bf16};
     issue([this, args, rows] {
         const int64_t count = rows.now();
         check_range("token id", args.ids, count, 0, args.n);
@@ -69,30 +76,34 @@ nb::object Device::embedding(nb::handle ids, const PackedWeight& table) {
     return out.array;
 }
 
-void Device::stage_activations(LinearArgs& args, char* staged) {
+LinearArgs Device::staged(const LinearArgs& args, int64_t rows, char* stage) {
+    LinearArgs now = args;
+    now.rows = rows;
+    if (!act_bf16_) return now;
     const auto* src = static_cast<const uint16_t*>(args.x);
-    const int64_t k = args.k, work = args.rows * k;
+    const int64_t k = args.k, work = rows * k;
     if (kernels_->activation == Activation::fp32) {
-        auto* wide = reinterpret_cast<float*>(staged);
-        over_rows(args.rows, work / 2, [&](int64_t r0, int64_t r1) {
+        auto* wide = reinterpret_cast<float*>(stage);
+        over_rows(rows, work / 2, [&](int64_t r0, int64_t r1) {
             kernels_->expand_bf16(src + r0 * k, wide + r0 * k, (r1 - r0) * k);
         });
-        args.x = wide;
-    } else {
-        args.x_stride = divide_up(k, kDepthStep) * kDepthStep;
-        auto* padded = reinterpret_cast<uint16_t*>(staged);
-        over_rows(args.rows, work / 4, [&](int64_t r0, int64_t r1) {
+        now.x = wide;
+    } else if (kernels_->activation == Activation::bf16_padded && k % kDepthStep) {
+        now.x_stride = divide_up(k, kDepthStep) * kDepthStep;
+        auto* padded = reinterpret_cast<uint16_t*>(stage);
+        over_rows(rows, work / 4, [&](int64_t r0, int64_t r1) {
             for (int64_t r = r0; r < r1; ++r) {
-                std::memcpy(padded + r * args.x_stride, src + r * k, k * 2);
-                std::memset(padded + r * args.x_stride + k, 0, (args.x_stride - k) * 2);
+                std::memcpy(padded + r * now.x_stride, src + r * k, k * 2);
+                std::memset(padded + r * now.x_stride + k, 0, (now.x_stride - k) * 2);
             }
         });
-        args.x = padded;
+        now.x = padded;
     }
+    return now;
 }
 
 void Device::multiply(const LinearArgs& args, bool bf16) {
-    const Cut cut(args, bf16 ? 2 : 4);
+    const Cut cut(args, bf16 ? 2 : 4, 1);
     auto kernel = bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
     const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size()), together = args.rows < kFewRows ? 2 : 1;
     LinearArgs own_args = args;
@@ -103,22 +114,80 @@ void Device::multiply(const LinearArgs& args, bool bf16) {
     });
 }
 
+// A unit's product lies in a cache until it has passed its gates.
+void Device::multiply_gated(const LinearArgs& args, const GatedBlockArgs& gate, float* sums, bool bf16) {
+    const Cut cut(args, bf16 ? 2 : 4, 2);
+    auto kernel = bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
+    const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size());
+    const int64_t sums_size = std::min(args.rows, chunk_rows(args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
+    LinearArgs own_args = args;
+    if (coming_.next < coming_.count) own_args.pieces = &coming_;
+    Spans spans(cut.units(), static_cast<int>(claimants));
+    over_units(claimants, [&](int64_t own, int) {
+        auto unit = [&, mine = sums + own * sums_size](LinearArgs now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
+            now.out = mine;
+            now.first_row = row0;
+            now.first_column = block0 * kColumnBlock;
+            kernel(now, row0, row1, block0, block1);
+            const int64_t column = block0 / 2 * kColumnBlock;
+            GatedBlockArgs block = gate;
+            block.sums = mine;
+            block.rows = row1 - row0;
+            if (gate.bias) block.bias = gate.bias + column;
+            block.out = static_cast<char*>(gate.out) + (row0 * gate.out_stride + column) * (gate.out_bf16 ? 2 : 4);
+            kernels_->silu_and_mul_block(block);
+        };
+        for (Spans::Claim claim; spans.claim(static_cast<int>(own), 1, claim);) run_units(unit, own_args, cut, claim);
+    });
+}
+
+LinearArgs Device::product_of(const Array& x, const PackedWeight& weight) const {
+    check(weight.bf16 == act_bf16_, "linear: the weight was packed by a device of another compute dtype");
+    return {x.data, x.shape[1], weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, weight.columns, weight.rows};
+}
+
+ResultMemory::Lease Device::staging_for(const LinearArgs& args, int64_t rows) {
+    const bool wanted = act_bf16_ && (kernels_->activation == Activation::fp32 ||
+                                      (kernels_->activation == Activation::bf16_padded && args.k % kDepthStep));
+    return scratch(wanted ? rows * divide_up(args.k, kDepthStep) * kDepthStep * 4 : 0);
+}
+
 nb::object Device::linear(nb::handle x, const PackedWeight& weight, nb::handle bias, nb::handle residual) {
     const Array in = read(x, "x", act(), 2);
-    check(weight.bf16 == act_bf16_, "linear: the weight was packed by a device of another compute dtype");
+    check(!weight.gated, "linear: the weight was packed for gated_linear");
     const Size rows = rows_of(in);
-    LinearArgs args{in.data, in.shape[1], weight.region.data(), nullptr, nullptr, nullptr, 0, weight.rows, weight.columns};
+    LinearArgs args = product_of(in, weight);
     nb::object out = open_output(args, in, weight, bias, residual);
-    const bool staged = weight.bf16 && (kernels_->activation == Activation::fp32 ||
-                                        (kernels_->activation == Activation::bf16_padded && args.k % kDepthStep));
-    const auto memory = scratch(staged ? rows.capacity * divide_up(args.k, kDepthStep) * kDepthStep * 4 : 0);
-    issue([this, args, rows, bf16 = weight.bf16, stage = staged ? memory.data() : nullptr] {
-        LinearArgs now = args;
-        now.rows = rows.now();
-        if (stage) stage_activations(now, stage);
-        multiply(now, bf16);
+    const auto memory = staging_for(args, rows.capacity);
+    issue([this, args, rows, stage = memory.data()] {
+        multiply(staged(args, rows.now(), stage), act_bf16_);
     });
     return out;
+}
+
+nb::object Device::gated_linear(nb::handle x, const PackedWeight& weight, nb::handle bias) {
+    const Array in = read(x, "x", act(), 2);
+    check(weight.gated, "gated_linear: the weight was packed for linear");
+    check(in.shape[1] == weight.columns, "gated_linear: x must have one column for each input of the weight");
+    hold(weight);
+    const Size rows = rows_of(in);
+    const int64_t size = weight.rows / 2;
+    const Result out = result(act(), rows, size, 2);
+    GatedBlockArgs gate{nullptr, nullptr, out.data, 0, size, size, act_bf16_};
+    if (!bias.is_none()) {
+        const Array b = read(bias, "bias", Type::float32, 1);
+        check(b.shape[0] == weight.rows, "gated_linear: bias must have one value for each output of the weight");
+        gate.bias = b.floats();
+    }
+    LinearArgs args = product_of(in, weight);
+    args.out_stride = 2 * kColumnBlock;
+    const auto memory = staging_for(args, rows.capacity);
+    const int64_t chunk = std::min(rows.capacity, chunk_rows(args.k, act_bf16_ ? 2 : 4));
+    const auto sums = scratch(pool_.size() * chunk * 2 * kColumnBlock * 4);
+    issue([this, args, gate, rows, stage = memory.data(), own = reinterpret_cast<float*>(sums.data())] {
+        multiply_gated(staged(args, rows.now(), stage), gate, own, act_bf16_);
+    });
+    return out.array;
 }
 
 } // namespace octavo

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "integer.hpp"
-#include "memory.hpp"
+#include "weight_memory.hpp"
 
 namespace octavo {
 
@@ -22,12 +22,12 @@ struct IntegerSource {
 
 // The same in blocks; see integer.hpp.
 struct IntegerWeight {
-    IntegerWeight(int64_t rows, int64_t groups, bool four);
+    IntegerWeight(int64_t rows, int64_t groups, bool four, WeightMemory& from);
 
     int64_t rows, columns;
     bool four;
     bool plain_activations = false; // its products take activations as they are
-    Region region;
+    WeightMemory::Slice memory;
 };
 
 // Copies the blocks [block0, block1) of a source into a weight of its size.

@@ -14,7 +14,8 @@ namespace octavo {
 constexpr int kColumnBlock = 32;        // output columns in one packed block of weights
 constexpr int kDepthStep = 32;          // bf16 weights are padded to a multiple of this many inputs
 constexpr int kTileElements = 16 * 32; // one 1 KB tile: 16 pairs of inputs x 16 columns x 2
-constexpr int kTokenGroup = 16;         // positions stored together in a KV block
+constexpr int kTokenGroup = 16;         // positions stored together in a KV block, where its size allows
+constexpr int kLeastGroup = 4;          // and at least
 constexpr int kTokenTile = 64;          // positions of one softmax step, aligned to absolute position
 constexpr int kPartition = 512;         // positions accumulated afresh, then merged, aligned to absolute position
 constexpr int kShareBlock = 512;        // logits whose exponentials are summed together
@@ -37,6 +38,8 @@ struct LinearArgs {
     const float* residual; // may be null, may be out
     float* out;
     int64_t rows, n, k;
+    int64_t out_stride;                   // elements
+    int64_t first_row = 0, first_column = 0; // what lies at `out`
     int64_t fetch_end = 0; // blocks below it may be fetched into the cache while the one before is multiplied
     Pieces* pieces = nullptr;
 };
@@ -46,6 +49,7 @@ struct PackArgs {
     void* dst;
     int64_t n, k;
     bool src_bf16, dst_bf16;
+    bool gated; // blocks of the first half of the rows take turns with those of the second
 };
 
 struct EmbeddingArgs {
@@ -80,6 +84,15 @@ struct GatedArgs {
     const float* gate_up;
     void* out;
     int64_t size;
+    bool out_bf16;
+};
+
+// The product of a gated weight: of each row a block of gates, then the block of what they let through.
+struct GatedBlockArgs {
+    const float* sums; // [rows, 2 * kColumnBlock]
+    const float* bias; // of the gates; of the rest `size` further; may be null
+    void* out;
+    int64_t rows, size, out_stride; // size: columns of the whole result
     bool out_bf16;
 };
 
@@ -128,6 +141,7 @@ struct KernelTable {
     void (*head_norm)(const HeadsArgs&, int64_t row0, int64_t row1);
     void (*rotary)(const HeadsArgs&, int64_t row0, int64_t row1);
     void (*silu_and_mul)(const GatedArgs&, int64_t row0, int64_t row1);
+    void (*silu_and_mul_block)(const GatedBlockArgs&);
 
     // Stores k and v of rows [row0, row1) in their slots.
     void (*write_kv)(const AttentionArgs&, int64_t row0, int64_t row1);

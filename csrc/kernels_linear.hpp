@@ -6,9 +6,15 @@
 
 inline int64_t bf16_block_elements(int64_t k) { return round_up(k, kDepthStep) * kColumnBlock; }
 
+// The row of the matrix that becomes column n.
+inline int64_t row_of_column(const PackArgs& a, int64_t n) {
+    const int64_t block = n / kColumnBlock;
+    return a.gated ? block % 2 * (a.n / 2) + block / 2 * kColumnBlock + n % kColumnBlock : n;
+}
+
 inline void pack_column_bf16(const PackArgs& a, int64_t n, uint16_t* dst) {
-    const uint16_t* bf16 = static_cast<const uint16_t*>(a.src) + n * a.k;
-    const float* fp32 = static_cast<const float*>(a.src) + n * a.k;
+    const uint16_t* bf16 = static_cast<const uint16_t*>(a.src) + row_of_column(a, n) * a.k;
+    const float* fp32 = static_cast<const float*>(a.src) + row_of_column(a, n) * a.k;
     uint16_t* column = dst + n % kColumnBlock / 16 * kTileElements + n % 16 * 2;
     for (int64_t k = 0; k < a.k; k += 2) {
         uint16_t* pair = column + k / kDepthStep * 2 * kTileElements + k % kDepthStep * 16;
@@ -23,8 +29,8 @@ inline void pack_column_bf16(const PackArgs& a, int64_t n, uint16_t* dst) {
 }
 
 inline void pack_column_f32(const PackArgs& a, int64_t n, float* dst) {
-    const uint16_t* bf16 = static_cast<const uint16_t*>(a.src) + n * a.k;
-    const float* fp32 = static_cast<const float*>(a.src) + n * a.k;
+    const uint16_t* bf16 = static_cast<const uint16_t*>(a.src) + row_of_column(a, n) * a.k;
+    const float* fp32 = static_cast<const float*>(a.src) + row_of_column(a, n) * a.k;
     float* column = dst + n % kColumnBlock;
     for (int64_t k = 0; k < a.k; ++k) column[k * kColumnBlock] = a.src_bf16 ? from_bf16(bf16[k]) : fp32[k];
 }
@@ -84,7 +90,7 @@ inline void store_output(const LinearArgs& a, int64_t row, int64_t column, Vec v
     if (part <= 0) return;
     if (a.bias) v = vadd(v, vload_part(a.bias + column, part));
     if (a.residual) v = vadd(v, vload_part(a.residual + row * a.n + column, part));
-    vstore_as(a.out, row * a.n + column, v, part, false);
+    vstore_as(a.out, (row - a.first_row) * a.out_stride + column - a.first_column, v, part, false);
 }
 
 #ifdef OCTAVO_DOT_BF16

@@ -53,8 +53,12 @@ void rotary(const HeadsArgs& a, int64_t row0, int64_t row1) {
     }
 }
 
+inline Vec gated(Vec gate, Vec up) {
+    Vec silu = vdiv(gate, vadd(vset(1.0f), vexp(vsub(vzero(), gate))));
+    return vmul(silu, up);
+}
+
 void silu_and_mul(const GatedArgs& a, int64_t row0, int64_t row1) {
-    const Vec one = vset(1.0f);
     int64_t bytes = a.out_bf16 ? 2 : 4;
     for (int64_t r = row0; r < row1; ++r) {
         const float* gate = a.gate_up + r * 2 * a.size;
@@ -62,9 +66,22 @@ void silu_and_mul(const GatedArgs& a, int64_t row0, int64_t row1) {
         void* out = static_cast<char*>(a.out) + r * a.size * bytes;
         for (int64_t i = 0; i < a.size; i += W) {
             int64_t part = min64(W, a.size - i);
-            Vec g = vload_part(gate + i, part);
-            Vec silu = vdiv(g, vadd(one, vexp(vsub(vzero(), g))));
-            vstore_as(out, i, vmul(silu, vload_part(up + i, part)), part, a.out_bf16);
+            vstore_as(out, i, gated(vload_part(gate + i, part), vload_part(up + i, part)), part, a.out_bf16);
+        }
+    }
+}
+
+void silu_and_mul_block(const GatedBlockArgs& a) {
+    for (int64_t r = 0; r < a.rows; ++r) {
+        const float* gate = a.sums + r * 2 * kColumnBlock;
+        void* out = static_cast<char*>(a.out) + r * a.out_stride * (a.out_bf16 ? 2 : 4);
+        for (int64_t i = 0; i < kColumnBlock; i += W) {
+            Vec g = vload(gate + i), up = vload(gate + kColumnBlock + i);
+            if (a.bias) {
+                g = vadd(g, vload(a.bias + i));
+                up = vadd(up, vload(a.bias + a.size + i));
+            }
+            vstore_as(out, i, gated(g, up), W, a.out_bf16);
         }
     }
 }

@@ -63,10 +63,6 @@ void Region::populate(int64_t begin, int64_t end) const {
 
 Region::~Region() { munmap(mapped_, mapped_bytes_); }
 
-PackedWeight::PackedWeight(int64_t rows, int64_t columns, bool bf16)
-    : rows(rows), columns(columns), bf16(bf16),
-      region(product(round_up(rows, kColumnBlock), bf16 ? round_up(columns, kDepthStep) : columns, bf16 ? 2 : 4)) {}
-
 // Beyond what an engine pages by: a context in one block is how contiguous keys and values are measured.
 constexpr int32_t kMostInBlock = 65536;
 

@@ -1,4 +1,4 @@
-// Large memory: zeroed regions on huge pages, and the forms in which weights and the KV cache lie in it.
+// Large memory: zeroed regions on huge pages, and the form in which the KV cache lies in it.
 #pragma once
 
 #include <atomic>
@@ -29,15 +29,6 @@ private:
     int64_t mapped_bytes_;
     char* data_;
     int64_t bytes_;
-};
-
-// A matrix [rows, columns] packed for linear and embedding; see kernels_linear.hpp.
-struct PackedWeight {
-    PackedWeight(int64_t rows, int64_t columns, bool bf16);
-
-    int64_t rows, columns;
-    bool bf16;
-    Region region;
 };
 
 // The KV cache of all layers: [layer][block][kv_head][k|v][block_size * head_dim], then in int8 [k|v][block_size] scales of each

@@ -45,6 +45,10 @@ class PackedWeight:
     @property
     def columns(self) -> int: ...
     @property
+    def gated(self) -> bool:
+        """It is for ``Device.gated_linear`` alone."""
+
+    @property
     def num_bytes(self) -> int: ...
 
 class IntegerWeight:
@@ -54,6 +58,10 @@ class IntegerWeight:
     def rows(self) -> int: ...
     @property
     def columns(self) -> int: ...
+    @property
+    def gated(self) -> bool:
+        """Never."""
+
     @property
     def num_bytes(self) -> int: ...
 
@@ -120,7 +128,9 @@ class Device:
     def end_recording(self) -> None: ...
     def replay(self, program: Program, inputs: Sequence[np.ndarray]) -> None:
         """Copy the inputs in and run the program's ops. Its results are then those of these inputs."""
-    def pack(self, weight: np.ndarray) -> PackedWeight: ...
+    def pack(self, weight: np.ndarray, *, gated: bool = False) -> PackedWeight:
+        """``gated``: a multiple of 64 rows, the first half of them gates, for ``gated_linear``."""
+
     def pack_int8(self, values: np.ndarray, scales: np.ndarray, *, quantized_activations: bool) -> IntegerWeight:
         """int8[rows, columns]; float16 as uint16[rows, columns / 32]."""
 
@@ -133,6 +143,7 @@ class Device:
     def linear(
         self, x: np.ndarray, weight: PackedWeight | IntegerWeight, bias: np.ndarray | None, residual: np.ndarray | None
     ) -> np.ndarray: ...
+    def gated_linear(self, x: np.ndarray, weight: PackedWeight, bias: np.ndarray | None) -> np.ndarray: ...
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray: ...
     def silu_and_mul(self, gate_up: np.ndarray) -> np.ndarray: ...
     def gather_rows(self, x: np.ndarray, rows: np.ndarray) -> np.ndarray: ...

@@ -288,6 +288,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature < 1e-5
 
     @property
+    def plain_greedy(self) -> bool:
+        """Whether every draw is the argmax of the logits as the model made them."""
+        shifted = self.logit_bias or self.bad_words or self.allowed_token_ids is not None or self.min_tokens
+        return self.greedy and self.beam is None and not shifted and not self.needs_history
+
+    @property
     def needs_history(self) -> bool:
         """Whether a draw depends on the tokens before it beyond what the KV cache holds, so that it cannot be planned ahead."""
         return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.bad_words)

@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench": {
         "build",
         "build_simulated",
+        "engine.engine",
         "backends.base",
         "backends.cpu.ceilings",
         "executor.cost_model",

@@ -19,7 +19,7 @@ from octavo.layers.loader import WeightFormat
 from octavo.memory.contiguous import RESERVATIONS
 from octavo.models import Model, load_model
 from octavo.request import Request
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import BeamSearch, SamplingParams
 from octavo.weights.checkpoint import open_checkpoint
 
 MAX_MODEL_LEN = 384
@@ -83,6 +83,20 @@ def requests() -> list[Request]:
             logprobs=3,
         )
         made.append(Request(id=f"r{i}", prompt_token_ids=prompt, params=params, seed=1000 + i, arrival_time=time.monotonic()))
+    return made + beam_requests(prompts)
+
+
+def beam_requests(prompts: list[list[int]]) -> list[Request]:
+    """Searches of several widths, from prompts that others use too; the middle one has what is computed on the host."""
+    searches = (
+        (prompts[5], {"beam": BeamSearch(width=4), "n": 4}),
+        (prompts[7], {"beam": BeamSearch(width=3, early_stopping="never"), "n": 2, "repetition_penalty": 1.2, "min_tokens": 5}),
+        (prompts[8], {"beam": BeamSearch(width=6, length_penalty=-0.5, early_stopping=True), "n": 6}),
+    )
+    made = []
+    for i, (prompt, wanted) in enumerate(searches):
+        params = SamplingParams(max_tokens=12, logprobs=2, stop_token_ids=[28, 30, 198], **wanted)  # type: ignore[arg-type]
+        made.append(Request(id=f"beam{i}", prompt_token_ids=prompt, params=params, seed=0, arrival_time=time.monotonic()))
     return made
 
 
@@ -105,6 +119,8 @@ def run(engine: Engine, todo: list[Request], *, one_by_one: bool = False) -> Out
                 tokens, logprobs = outputs.setdefault((delta.request_id, delta.branch), ([], []))
                 tokens.extend(delta.token_ids)
                 logprobs.extend(msgspec.structs.astuple(entry) for entry in delta.logprobs or ())
+                if delta.finish_reason is not None:
+                    logprobs.append((delta.cumulative_logprob,))
     engine.scheduler.kv.check([])
     engine.shutdown()
     return outputs

@@ -57,6 +57,16 @@ def test_seeds_decide_and_the_batch_does_not(llm: LLM) -> None:
     )
 
 
+def test_greedy_requests_are_the_same_among_others(llm: LLM) -> None:
+    """Steps in which all requests are greedy are sampled by a shorter way."""
+    prompts = ["The sky is", "One, two, three"]
+    alone = texts(llm.generate(prompts, GREEDY, use_tqdm=False))
+    random = SamplingParams(temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
+    among = texts(llm.generate([*prompts, "A"], [GREEDY, GREEDY, random], use_tqdm=False))
+    logged = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=12, logprobs=0), use_tqdm=False)
+    assert among[:2] == alone == texts(logged)
+
+
 def test_branches_share_the_prompt(llm: LLM) -> None:
     prompt = list(range(300, 340))  # two full blocks and a half
     params = SamplingParams(n=4, temperature=1.0, max_tokens=8, ignore_eos=True, seed=3)

@@ -169,6 +169,11 @@ class Ops(Protocol):
         """float32[T, 2I] -> act[T, I]: silu(first half) * second half."""
         ...
 
+    def gated_linear(self, x: Array, weight: Weight, *, bias: Array | None = None) -> Array:
+        """``silu_and_mul(linear(x, weight, bias=bias))``, bit for bit: act[T, K], weight[2I, K] -> act[T, I]. The weight was
+        made with ``gated=True``."""
+        ...
+
     def gather_rows(self, x: Array, rows: Array) -> Array:
         """x[rows], same dtype."""
         ...
@@ -212,8 +217,9 @@ class Backend(Protocol):
         """One line for people: the device, its instruction set, its threads."""
         ...
 
-    def weight(self, layout: Any) -> Weight:
-        """Pack one canonical layout of ``octavo.quant.layouts`` for ``linear`` and ``embedding``."""
+    def weight(self, layout: Any, *, gated: bool = False) -> Weight:
+        """Pack one canonical layout of ``octavo.quant.layouts`` for ``linear`` and ``embedding``; or, ``gated``, for
+        ``gated_linear`` alone."""
         ...
 
     def tensor(self, array: np.ndarray) -> Array:

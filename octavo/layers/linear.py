@@ -1,4 +1,5 @@
-"""``Linear``: one or several projections of the same input, fused into one matrix product.
+"""``Linear``: one or several projections of the same input, fused into one matrix product. ``GatedLinear``: two, one of them
+the other's gate.
 
 Knows names and shapes; not what the outputs mean.
 """
@@ -22,3 +23,17 @@ class Linear:
     def __call__(self, x: Array, *, residual: Array | None = None) -> Array:
         """act[T, in_features] -> float32[T, sum(out_features)]; the result may take over the residual's memory."""
         return self._ops.linear(x, self._weight, bias=self._bias, residual=residual)
+
+
+class GatedLinear:
+    """y = silu(x G^T (+ bias)) * (x U^T (+ bias)); ``gate`` and ``up`` name the projections, without ".weight"."""
+
+    def __init__(self, loader: Loader, gate: str, up: str, *, in_features: int, out_features: int, bias: bool) -> None:
+        self._ops = loader.backend.ops
+        sizes = [out_features, out_features]
+        self._weight = loader.matrix([f"{gate}.weight", f"{up}.weight"], rows=sizes, columns=in_features, gated=True)
+        self._bias = loader.vector([f"{gate}.bias", f"{up}.bias"], sizes=sizes) if bias else None
+
+    def __call__(self, x: Array) -> Array:
+        """act[T, in_features] -> act[T, out_features]"""
+        return self._ops.gated_linear(x, self._weight, bias=self._bias)

@@ -31,13 +31,15 @@ class Loader:
     weight_format: WeightFormat = "plain"
     quantize: Quantize = quantize
 
-    def matrix(self, names: Sequence[str], *, rows: Sequence[int], columns: int, vocabulary: bool = False) -> Weight:
+    def matrix(
+        self, names: Sequence[str], *, rows: Sequence[int], columns: int, vocabulary: bool = False, gated: bool = False
+    ) -> Weight:
         """The matrices [rows[i], columns] stacked in order -> one packed weight [sum(rows), columns]. ``vocabulary``: of token
-        embeddings or of the head."""
+        embeddings or of the head. ``gated``: for ``gated_linear``."""
         for name, count in zip(names, rows, strict=True):
             self.source.check(name, (count, columns))
         integer = self._integer(names, rows, columns, vocabulary)
-        return self.backend.weight(self._dense(names, rows, columns) if integer is None else integer)
+        return self.backend.weight(self._dense(names, rows, columns) if integer is None else integer, gated=gated)
 
     def vector(self, names: Sequence[str], *, sizes: Sequence[int]) -> Array:
         """The vectors joined in order, float32 on the device."""

@@ -34,22 +34,20 @@ class CandidateFinder:
         """The candidates of each of ``wanted``, from float32[R, V] ``logits``."""
         if not wanted:
             return []
-        chosen = self._gather(logits, wanted)
+        chosen = self._rows(logits, [one.row.logits_row for one in wanted])
         best: list[int] = self._on_host(self._backend.ops.argmax(chosen)).tolist()
         sound = [i for i, token in enumerate(best) if token >= 0]
         found = [Candidates([], [], sound=False) for _ in wanted]
         plain = [i for i in sound if not self._is_shaped(wanted[i].row)]
         if plain:
-            rows = self._backend.tensor(np.array(plain, np.int32))
             targets = self._backend.tensor(np.array([best[i] for i in plain], np.int32))
             some = [wanted[i] for i in plain]
-            likeliest = self._likeliest(self._backend.ops.gather_rows(chosen, rows), targets, some)
+            likeliest = self._likeliest(chosen if len(plain) == len(wanted) else self._rows(chosen, plain), targets, some)
             for i, candidates in zip(plain, likeliest, strict=True):
                 found[i] = candidates
         shaped = sorted(set(sound) - set(plain))
         if shaped:
-            rows = self._backend.tensor(np.array(shaped, np.int32))
-            own = self._on_host(self._backend.ops.gather_rows(chosen, rows))
+            own = self._on_host(self._rows(chosen, shaped))
             for i, values in zip(shaped, own, strict=True):
                 found[i] = self._shaped(values, wanted[i])
         return found
@@ -86,9 +84,8 @@ class CandidateFinder:
             details = [TokenLogprobs(token, float(raw[token]), _rank(raw, token), *top) for token in ids]
         return Candidates(ids, [float(values[token]) for token in ids], details)
 
-    def _gather(self, logits: Array, wanted: Sequence[CandidateRow]) -> Array:
-        rows = np.array([one.row.logits_row for one in wanted], np.int32)
-        return self._backend.ops.gather_rows(logits, self._backend.tensor(rows))
+    def _rows(self, logits: Array, indices: list[int]) -> Array:
+        return self._backend.ops.gather_rows(logits, self._backend.tensor(np.array(indices, np.int32)))
 
     def _on_host(self, array: Array) -> np.ndarray:
         return array if isinstance(array, np.ndarray) else self._backend.to_host(array)

@@ -60,6 +60,11 @@ class Sampler:
                 tokens[i] = token
         return tokens, self._logprobs(logits, rows, tokens)
 
+    def argmax(self, logits: Array) -> list[int]:
+        """What every row of float32[R, V] gives under parameters that are ``plain_greedy``, without a ``SampleRow``."""
+        best: list[int] = self._on_host(self._backend.ops.argmax(logits)).tolist()
+        return best
+
     def verify(self, logits: Array, first: SampleRow, drafts: Sequence[int]) -> tuple[list[int], list[TokenLogprobs | None]]:
         """Draw from the k + 1 rows of logits that begin at ``first.logits_row``; returns the drafts that agree and one token
         more. For several sequences at once call the sampler on all their ``draft_rows`` and cut with ``num_accepted``."""
@@ -88,14 +93,13 @@ class Sampler:
 
     def _sound_rows(self, logits: Array) -> list[bool]:
         """Rows from which a token can be drawn."""
-        sound: list[bool] = (self._on_host(self._backend.ops.argmax(logits)) >= 0).tolist()
-        return sound
+        return [token >= 0 for token in self.argmax(logits)]
 
     def _draw_plain(self, logits: Array, rows: list[SampleRow]) -> list[int]:
         if all(row.params.greedy for row in rows):
             # Branches that share a row of logits share its one argmax.
-            best = self._on_host(self._backend.ops.argmax(logits))
-            return [int(best[row.logits_row]) for row in rows]
+            best = self.argmax(logits)
+            return [best[row.logits_row] for row in rows]
         return self._sample(self._select(logits, [row.logits_row for row in rows]), rows)
 
     def _draw_shaped(self, logits: Array, rows: list[SampleRow]) -> list[int]:

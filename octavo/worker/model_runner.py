@@ -107,6 +107,8 @@ class ModelRunner:
     ) -> tuple[list[list[int]], list[list[TokenLogprobs] | None] | None]:
         if not len(logits):
             return [[] for _ in plan.sequences], None
+        if all(map(_wants_argmax, plan.sequences)):
+            return self._argmax(plan, logits, first_rows), None
         draws: list[SampleRow] = []
         for seq, first in zip(plan.sequences, first_rows, strict=True):
             if first >= 0 and not seq.num_candidates:
@@ -141,6 +143,17 @@ class ModelRunner:
         found = iter(self._sampler.candidates(logits, wanted))
         return [next(found) if seq.num_candidates else None for seq in plan.sequences]
 
+    def _argmax(self, plan: SchedulerOutput, logits: Array, first_rows: list[int]) -> list[list[int]]:
+        """What ``_sample`` gives where no request asks for more, without an object for each draw."""
+        best = self._sampler.argmax(logits)
+        tokens: list[list[int]] = []
+        for seq, first in zip(plan.sequences, first_rows, strict=True):
+            mine = [best[first]] * len(seq.sample_rows)
+            for row in seq.sample_rows:
+                self._last_token[row] = max(best[first], 0)
+            tokens.append(mine)
+        return tokens
+
     def _prompt_logprobs(
         self, plan: SchedulerOutput, hidden: Array, query_start: np.ndarray
     ) -> list[list[TokenLogprobs] | None] | None:
@@ -155,6 +168,14 @@ class ModelRunner:
             logits = self._model.logits(hidden, self._backend.tensor(rows))
             results.append(self._sampler.prompt_logprobs(logits, seq.prompt_targets, seq.num_prompt_logprobs or 0))
         return results
+
+
+def _wants_argmax(seq: ScheduledSequence) -> bool:
+    """Whether the sequence wants nothing but the likeliest token, or nothing yet."""
+    if not seq.sample_rows:
+        return True
+    plain = seq.params is not None and seq.params.plain_greedy
+    return plain and seq.num_logprobs is None and not seq.num_drafts and not seq.num_candidates
 
 
 def _draws(seq: ScheduledSequence, first: int) -> list[SampleRow]:

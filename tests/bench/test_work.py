@@ -69,6 +69,12 @@ def test_kinds_are_told_by_the_flow_of_data() -> None:
     assert kinds_of(ops) == ["embedding", *kinds, *kinds, "embedding", "norms", "lm_head", "sampling"]
 
 
+def test_a_gated_product_is_of_the_mlp() -> None:
+    layer = ["rms_norm", "linear", "rotary", "attention", "linear", "rms_norm", "gated_linear", "linear"]
+    kinds = ["norms", "qkv", "rotary", "attention", "o", "norms", "gate_up", "down"]
+    assert kinds_of([*layer, "gather_rows", "rms_norm", "linear"]) == [*kinds, "embedding", "norms", "lm_head"]
+
+
 @pytest.mark.parametrize("after", [["head_norm", "head_norm", "rotary", "attention"], ["rotary", "attention"], ["attention"]])
 def test_kinds_of_other_layers(after: list[str]) -> None:
     assert kinds_of(["rms_norm", "linear", *after])[1] == "qkv"

@@ -106,8 +106,40 @@ def test_the_result_may_take_over_the_residual_but_never_the_input(dtype: str) -
         np.testing.assert_array_equal(x, residual)  # it was the input: left alone
 
 
+@pytest.mark.parametrize(("isa", "dtype"), DEVICES)
+@settings(max_examples=25, deadline=None)
+@given(seed=SEEDS, m=ROWS, k=DEPTHS, half=st.sampled_from([1, 31, 32, 64, 96, 160]), bias=st.booleans())
+def test_gated_linear_is_linear_and_its_gate(isa: str, dtype: str, seed: int, m: int, k: int, half: int, bias: bool) -> None:
+    """Bit for bit, in blocks of columns or not, for any number of threads."""
+    x, weight = act(normal(seed, m, k), dtype), Dense(act(normal(seed + 1, 2 * half, k), dtype))
+    b = normal(seed + 2, 2 * half) if bias else None
+    ops = oracle(dtype).ops
+    assert_close(
+        device(isa, dtype).ops.gated_linear(x, device(isa, dtype).weight(weight, gated=True), bias=b),
+        ops.silu_and_mul(ops.linear(x, oracle(dtype).weight(weight), bias=b)),
+        scale=k,
+    )
+    for threads in (1, 2, 3):
+        backend = device(isa, dtype, threads)
+        apart = backend.ops.silu_and_mul(backend.ops.linear(x, backend.weight(weight), bias=b))
+        assert same_bits(backend.ops.gated_linear(x, backend.weight(weight, gated=True), bias=b), apart)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_gated_rows_in_chunks_keep_their_bits(isa: str) -> None:
+    backend = device(isa, "bfloat16")
+    weight, x = Dense(normal(1, 1024, 577).astype(BF16)), normal(2, 70 if isa == "amx_emulated" else 500, 577).astype(BF16)
+    packed = backend.weight(weight, gated=True)
+    whole = np.array(backend.ops.gated_linear(x, packed))
+    assert same_bits(whole, np.array(backend.ops.silu_and_mul(backend.ops.linear(x, backend.weight(weight)))))
+    for m in (1, 3, 4, 13, 70):
+        assert same_bits(np.array(backend.ops.gated_linear(x[:m].copy(), packed)), whole[:m])
+
+
 def test_empty_batches_are_nothing_special() -> None:
     backend = device("auto", "bfloat16")
     packed = backend.weight(Dense(normal(1, 48, 48)))
+    gated = backend.weight(Dense(normal(1, 64, 48)), gated=True)
+    assert backend.ops.gated_linear(np.empty((0, 48), BF16), gated).shape == (0, 32)
     assert backend.ops.linear(np.empty((0, 48), BF16), packed).shape == (0, 48)
     assert backend.ops.embedding(np.empty(0, np.int32), packed).shape == (0, 48)

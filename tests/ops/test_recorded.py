@@ -26,6 +26,7 @@ class Tiny:
         self.backend = backend
         sizes = [(VOCAB, HIDDEN), (width_of(SHAPE), HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
         self.table, *self.layer = [backend.weight(KINDS[kind](normal(i, *size) / 8)) for i, size in enumerate(sizes)]
+        self.gated = backend.weight(KINDS[kind](normal(3, 2 * INNER, HIDDEN) / 8), gated=True)
         self.norm, self.bias = backend.tensor(normal(20, HIDDEN)), backend.tensor(normal(21, width_of(SHAPE)))
         self.head_norm, self.rotary = backend.tensor(normal(22, SHAPE.head_dim)), backend.tensor(normal(23, LENGTH, 16))
         spec = spec_of(SHAPE, BLOCK_SIZE, backend.compute_dtype, layers=2)
@@ -41,7 +42,9 @@ class Tiny:
             ops.rotary(qkv, batch.positions, self.rotary, SHAPE)
             attended = ops.attention(self.cache, layer, qkv, batch, SHAPE, scale=0.25, window=None)
             x = ops.linear(attended, out, residual=x)
-            gated = ops.silu_and_mul(ops.linear(ops.rms_norm(x, self.norm, eps=1e-5), gate_up))
+            normed = ops.rms_norm(x, self.norm, eps=1e-5)
+            fused = layer == 1
+            gated = ops.gated_linear(normed, self.gated) if fused else ops.silu_and_mul(ops.linear(normed, gate_up))
             x = ops.linear(gated, down, residual=x)
         logits = ops.linear(ops.rms_norm(ops.gather_rows(x, batch.logits_rows), self.norm, eps=1e-5), self.table)
         return x, logits, ops.argmax(logits)

@@ -64,6 +64,10 @@ def table(b: CpuBackend) -> Any:
     return b.weight(Dense(normal(1, 40, 24)))
 
 
+def gates(b: CpuBackend) -> Any:
+    return b.weight(Dense(normal(1, 64, 24)), gated=True)
+
+
 def sample(b: CpuBackend, size: int = 9, **columns: np.ndarray) -> np.ndarray:
     ones = np.ones(2, np.float32)
     values: dict[str, Any] = {"temperature": ones, "top_p": ones, "min_p": ones, "top_k": ints(0, 0)}
@@ -123,6 +127,16 @@ OUT_OF_RANGE: list[tuple[str, Callable[[CpuBackend], object]]] = [
         lambda b: head_norm(b, 8, part="q"),
     ),
     ('part must be "q" or "k"', lambda b: head_norm(b, 16, part="v")),
+    ("x must have one column for each input", lambda b: b.ops.gated_linear(normal(1, 2, 23), gates(b))),
+    ("bias must have one value", lambda b: b.ops.gated_linear(normal(1, 2, 24), gates(b), bias=normal(1, 32))),
+    ("linear: the weight was packed for gated_linear", lambda b: b.ops.linear(normal(1, 2, 24), gates(b))),
+    ("embedding: the table was packed for gated_linear", lambda b: b.ops.embedding(ints(0), gates(b))),
+    ("the weight was packed for linear", lambda b: b._device.gated_linear(normal(1, 2, 24), table(b), None)),
+    ("multiple of 64 rows", lambda b: b._device.pack(normal(1, 96, 24), gated=True)),
+    (
+        "packed by a device of another compute dtype",
+        lambda b: b.ops.gated_linear(normal(1, 2, 24), gates(device("auto", "bfloat16"))),
+    ),
     ("even number of columns", lambda b: b.ops.silu_and_mul(normal(1, 2, 9))),
 ]
 

@@ -165,6 +165,24 @@ def test_greedy_without_features_is_one_argmax_and_nothing_else() -> None:
     assert ops.calls == 1
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1.0},
+        {"min_tokens": 2},
+        {"logit_bias": {1: 2.0}},
+        {"bad_words": ["x"]},
+        {"allowed_token_ids": [1]},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": 0.1},
+    ],
+)
+def test_what_wants_more_than_an_argmax(options: dict[str, Any]) -> None:
+    assert SamplingParams(temperature=0.0, top_p=0.5, seed=3).plain_greedy
+    assert not SamplingParams(**{"temperature": 0.0, **options}).plain_greedy
+
+
 def test_features_run_only_for_the_rows_that_want_them() -> None:
     seen: list[np.ndarray] = []
 

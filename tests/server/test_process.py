@@ -160,11 +160,12 @@ def raw_post(server: RunningServer, path: str, body: dict[str, Any]) -> socket.s
 @pytest.mark.parametrize("reset", [True, False])
 def test_a_client_that_leaves_frees_its_blocks(server: RunningServer, stream: bool, reset: bool) -> None:
     gone = server.metric("octavo_clients_gone_total")
-    sock = raw_post(server, "/v1/completions", {"prompt": "x", "max_tokens": 450, "ignore_eos": True, "stream": stream, "n": 4})
+    fields = {"prompt": ["x"] * 64, "max_tokens": 450, "ignore_eos": True, "stream": stream, "n": 16}
+    sock = raw_post(server, "/v1/completions", fields)
     if stream:
         assert b"200 OK" in sock.recv(100)
     else:
-        server.wait_metric("octavo_requests_pending", 0)
+        server.wait_until_busy()
     if reset:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()

@@ -130,6 +130,12 @@ class RunningServer:
             assert time.monotonic() < deadline, f"{name} is {seen}, not {value}"
             time.sleep(0.02)
 
+    def wait_until_busy(self) -> None:
+        """Waits until some request holds blocks."""
+        deadline = time.monotonic() + 20
+        while self.metric("octavo_kv_blocks", state="used") == 0:
+            assert time.monotonic() < deadline, "no request has come as far as the engine"
+
     def stop(self) -> int:
         """SIGTERM. Returns the exit status."""
         if self.process.poll() is None:

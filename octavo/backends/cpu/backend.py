@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from octavo import _native
 
 _DTYPES = ("bfloat16", "float32")
+_COLUMN_BLOCK = 32
+"""Outputs that a packed matrix stores together."""
 _KV_DTYPES = (*_DTYPES, "int8")
 
 
@@ -81,8 +83,9 @@ class CpuBackend:
         threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
         return f"cpu, {self.isa}, {threads}, {self.compute_dtype}"
 
-    def weight(self, layout: Layout) -> "_native.PackedWeight | _native.IntegerWeight":
-        """Packed for ``linear`` and ``embedding``; a dense one is rounded to the compute dtype. The layout is not kept."""
+    def weight(self, layout: Layout, *, gated: bool = False) -> "_native.PackedWeight | _native.IntegerWeight":
+        """Packed for ``linear`` and ``embedding``, or for ``gated_linear``; a dense one is rounded to the compute dtype. The
+        layout is not kept."""
         if isinstance(layout, Int8Group):
             values, scales = np.ascontiguousarray(layout.values), _halves(layout.scales)
             return self._device.pack_int8(values, scales, quantized_activations=self._quantized_activations)
@@ -93,7 +96,9 @@ class CpuBackend:
                 _halves(layout.minimums),
                 quantized_activations=self._quantized_activations,
             )
-        return self._device.pack(np.ascontiguousarray(layout.array))
+        # Other sizes, and integer layouts, are multiplied first and pass their gates in an op of its own.
+        fused = gated and layout.shape[0] % (2 * _COLUMN_BLOCK) == 0
+        return self._device.pack(np.ascontiguousarray(layout.array), gated=fused)
 
     def tensor(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array, np.int32 if array.dtype.kind in "iu" else np.float32)

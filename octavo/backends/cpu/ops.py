@@ -32,6 +32,11 @@ class CpuOps:
     ) -> np.ndarray:
         return self._device.linear(x, weight, bias, residual)
 
+    def gated_linear(self, x: np.ndarray, weight: Any, *, bias: np.ndarray | None = None) -> np.ndarray:
+        if weight.gated:
+            return self._device.gated_linear(x, weight, bias)
+        return self._device.silu_and_mul(self._device.linear(x, weight, bias, None))
+
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, *, eps: float) -> np.ndarray:
         return self._device.rms_norm(x, weight, eps)
 

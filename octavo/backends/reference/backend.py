@@ -46,8 +46,8 @@ class ReferenceBackend:
     def describe(self) -> str:
         return f"reference, numpy {np.__version__}, {self.compute_dtype}"
 
-    def weight(self, layout: Layout) -> np.ndarray | IntegerWeight:
-        """A dense matrix in float32, rounded to the compute dtype; an integer one as it is."""
+    def weight(self, layout: Layout, *, gated: bool = False) -> np.ndarray | IntegerWeight:
+        """A dense matrix in float32, rounded to the compute dtype; an integer one as it is. One that is gated is no other."""
         if not isinstance(layout, Dense):
             return IntegerWeight.of(layout, quantized_activations=self._quantized_activations)
         rounded: np.ndarray = layout.dequantize().astype(DTYPES[self.compute_dtype]).astype(np.float32)

@@ -84,6 +84,11 @@ class ReferenceOps:
             gated: np.ndarray = gate / (1 + np.exp(-gate)) * up
         return gated.astype(self._act)
 
+    def gated_linear(
+        self, x: np.ndarray, weight: np.ndarray | integer.IntegerWeight, *, bias: np.ndarray | None = None
+    ) -> np.ndarray:
+        return self.silu_and_mul(self.linear(x, weight, bias=bias))
+
     def gather_rows(self, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
         _check_range("row", rows, 0, x.shape[0])
         return np.array(x[rows])

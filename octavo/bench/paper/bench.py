@@ -1,7 +1,7 @@
 """What a figure may ask for while it measures: runs of engines, remembered; a loaded model; the options.
 
-Owns engines for as long as a run takes, and the loaded parts that kernels are measured on. Figures get one ``Bench`` and know
-nothing of files or of how engines are built.
+Owns the engine of the last run, which the next one may need again, and loads the parts that kernels are measured on. Figures
+get one ``Bench`` and know nothing of files or of how engines are built.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import msgspec
 from octavo.bench.options import PaperOptions
 from octavo.bench.paper.driver import Arrival, Replayed, replay
 from octavo.bench.paper.store import Store
-from octavo.bench.paper.workload import HERE, Serve, Traces
+from octavo.bench.paper.workload import HERE, TRACE_NAMES, Serve, Traces
 from octavo.build import Frontend, Loaded, Parts, load, load_parts, open_frontend
 from octavo.build_simulated import Simulated, preset_named, simulate_preset
 from octavo.clock import WallClock
@@ -27,12 +27,14 @@ WARM_UP = 4
 
 
 class Bench:
-    """``config`` is the user's; of it count the model and how it is computed."""
+    """``config`` is the user's; of it count the model and how it is computed. ``described``: the traces so far, by name."""
 
     def __init__(self, config: EngineConfig, options: PaperOptions) -> None:
         self.config = config
         self.options = options
         self.quick = options.quick
+        self.described: dict[str, str] = {}
+        self._last: tuple[EngineConfig, Loaded] | None = None
         folder = Path(options.out)
         self.store = Store(folder / "runs", force=options.force)
         self.traces = Traces(
@@ -58,11 +60,21 @@ class Bench:
 
     def served(self, serve: Serve) -> Replayed:
         """One run: computed, or found among the results."""
-        spec = msgspec.structs.asdict(serve)
+        spec = {**msgspec.structs.asdict(serve), "file": self.options.sharegpt}
         if serve.machine == HERE:
             spec["settings"] = self.settings
+        self._describe(serve)
         found = self.store.once(serve.name, spec, lambda: msgspec.to_builtins(self._serve(serve)))
         return msgspec.convert(found, Replayed)
+
+    def _describe(self, serve: Serve) -> None:
+        paper = serve.machine != HERE
+        spec = {"trace": serve.trace, "paper": paper, "file": self.options.sharegpt}
+        name = TRACE_NAMES[serve.trace] + (", paper's lengths" if paper and serve.trace == "sharegpt" else "")
+        found = self.store.once(
+            f"trace {name}", spec, lambda: {"description": self.traces.of(serve.trace, paper=paper).description}
+        )
+        self.described[name] = found["description"]
 
     def once(self, name: str, spec: Mapping[str, Any], compute: Any) -> dict[str, Any]:
         """Anything else that takes long, on this machine."""
@@ -74,14 +86,27 @@ class Bench:
         if serve.machine != HERE:
             simulated = self.simulated(serve)
             return replay(simulated.engine, arrivals, simulated.clock, limit=serve.limit)
-        loaded = load(self._config_of(serve))
-        try:
-            self._warm_up(loaded, arrivals[:WARM_UP])
-            return replay(loaded.engine, arrivals, WallClock(), limit=serve.limit)
-        finally:
-            loaded.engine.shutdown()
+        loaded = self._loaded(self._config_of(serve))
+        engine = loaded.engine
+        self._warm_up(loaded, arrivals[:WARM_UP])
+        engine.scheduler.kv.forget_cached()
+        return replay(engine, arrivals, WallClock(), limit=serve.limit)
 
-    def _warm_up(self, loaded: Loaded, arrivals: list[Arrival]) -> None:
+    def _loaded(self, config: EngineConfig) -> Loaded:
+        """The engine of the last run, if this one needs the same."""
+        if self._last is None or self._last[0] != config:
+            self.close()
+            self._last = (config, load(config))
+        return self._last[1]
+
+    def close(self) -> None:
+        """End the engine that is kept."""
+        if self._last is not None:
+            self._last[1].engine.shutdown()
+            self._last = None
+
+    @staticmethod
+    def _warm_up(loaded: Loaded, arrivals: list[Arrival]) -> None:
         """The first steps of an engine find memory and record the model."""
         for arrival in arrivals:
             request = arrival.request

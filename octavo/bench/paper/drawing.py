@@ -67,7 +67,7 @@ def sheet(columns: int, rows: int = 1, *, width: float = 5.2, height: float = 3.
 
 def frame(axes: Any, *, title: str, x: str, y: str, percent: bool = False) -> None:
     """Title, names of axes and a quiet grid."""
-    axes.set_title(title, fontsize=10, color=INK)
+    axes.set_title(title[:1].upper() + title[1:], fontsize=10, color=INK)
     axes.set_xlabel(x, fontsize=8.5, color=INK)
     axes.set_ylabel(y, fontsize=8.5, color=INK)
     axes.grid(True, color=GRID, linewidth=0.7)

@@ -14,8 +14,7 @@ from octavo.bench.paper import drawing, report
 from octavo.bench.paper.bench import Bench
 from octavo.bench.paper.figure import MODES, Figure, Findings, Measured, Mode
 from octavo.bench.paper.figures import FIGURES
-from octavo.bench.paper.scenes import SHRINK, SMALL_LEN, SMALL_POOL
-from octavo.bench.paper.workload import TRACE_NAMES
+from octavo.bench.paper.scenes import LONG_LEN, SHRINK, SMALL_LEN, SMALL_POOL
 from octavo.config import ConfigError, EngineConfig
 
 QUICK = (
@@ -33,6 +32,7 @@ def main(config: EngineConfig, options: PaperOptions) -> None:
     drawing.check()
     figures = chosen(options)
     bench = Bench(config, options)
+    check_context(bench, figures)
     folder = Path(options.out)
     found = []
     for figure in figures:
@@ -40,6 +40,7 @@ def main(config: EngineConfig, options: PaperOptions) -> None:
         found.append((figure, report.write_figure(folder, figure, findings)))
         report.write_summary(folder, about=about(bench), found=found)
         bench.say(f"  wrote {folder / figure.name}.md, .json, .svg, .png")
+    bench.close()
     print(report.verdict_lines(found))
     print(f"tables and pictures: {folder / report.SUMMARY}")
 
@@ -55,6 +56,17 @@ def chosen(options: PaperOptions) -> list[Figure]:
     if not able:
         raise ConfigError(f"--mode {options.mode}: {', '.join(f.name for f in figures)} cannot be measured in this mode")
     return able
+
+
+def check_context(bench: Bench, figures: list[Figure]) -> None:
+    """Before minutes of measuring. Raises ``ConfigError`` where the model's context is too short for the real runs."""
+    needed = SMALL_LEN if bench.quick else LONG_LEN
+    limit = bench.frontend.model_config.max_position_embeddings
+    if limit < needed and any("real" in modes_of(figure, bench.options) for figure in figures):
+        raise ConfigError(
+            f"{bench.config.model}: real runs have sequences of {needed} tokens and the model was made for {limit}: use "
+            "another model or --mode simulated"
+        )
 
 
 def modes_of(figure: Figure, options: PaperOptions) -> list[Mode]:
@@ -84,9 +96,9 @@ def about(bench: Bench) -> list[str]:
         "- Requests arrive as a Poisson process; seeds are named in the tables. Outputs are as long as the trace says, "
         "whatever the model would say.",
         f"- Real runs of ShareGPT and chat have their lengths divided by {SHRINK} where a table does not say otherwise, and a "
-        f"pool of {SMALL_POOL} slots: three sequences of {SMALL_LEN} tokens.",
+        f"pool of {SMALL_POOL} slots: one and a half sequences of the longest length, {SMALL_LEN} tokens.",
     ]
     if bench.options.mode != "simulated":
         lines.insert(0, f"- this machine: {bench.machine}; model: {Path(bench.config.model).name}")
-    lines += [f"- {TRACE_NAMES[name]}: {trace.description}." for name, trace in bench.traces.used()]
+    lines += [f"- {name}: {description}." for name, description in bench.described.items()]
     return [*lines, QUICK] if bench.quick else lines

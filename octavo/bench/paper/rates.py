@@ -17,19 +17,19 @@ from octavo.bench.paper.workload import Serve
 GIVE_UP = 4.0
 """Times the threshold at which a run is ended."""
 
-MOST_RUNS = 14
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Of one search. ``threshold`` is in seconds a token, ``seconds`` of arrivals in one run, ``fewest`` requests of it. The
-    curve is measured at ``fractions`` of the capacity; the knee is known when the rates around it differ by ``closeness``."""
+    curve is measured at ``fractions`` of the capacity; the knee is known when the rates around it differ by ``closeness``, or
+    as well as ``most_runs`` tell."""
 
     threshold: float
     seconds: float
     fewest: int = 20
     fractions: Sequence[float] = (0.4, 0.7, 0.9)
     closeness: float = 1.06
+    most_runs: int = 14
 
     def spec(self) -> dict[str, Any]:
         """For a point's specification."""
@@ -39,6 +39,7 @@ class Plan:
             "fewest": self.fewest,
             "fractions": list(self.fractions),
             "closeness": self.closeness,
+            "most_runs": self.most_runs,
         }
 
 
@@ -61,7 +62,7 @@ def sweep(bench: Bench, base: Serve, plan: Plan) -> dict[str, Any]:
         at(fraction * capacity)
     _bracket(found, at, plan)
     low, high = bounds(found, plan.threshold)
-    while high / low > plan.closeness and len(found) < MOST_RUNS:
+    while high / low > plan.closeness and len(found) < plan.most_runs:
         at((low * high) ** 0.5)
         low, high = bounds(found, plan.threshold)
     curve = [
@@ -93,7 +94,7 @@ def bounds(found: dict[float, Replayed], threshold: float) -> tuple[float, float
 
 def _bracket(found: dict[float, Replayed], at: Any, plan: Plan) -> None:
     """Until a rate that is sustained lies below one that is not."""
-    while len(found) < MOST_RUNS and all(run.normalized_latency > plan.threshold for run in found.values()):
+    while len(found) < plan.most_runs and all(run.normalized_latency > plan.threshold for run in found.values()):
         at(min(found) * 0.6)
-    while len(found) < MOST_RUNS and all(run.normalized_latency <= plan.threshold for run in found.values()):
+    while len(found) < plan.most_runs and all(run.normalized_latency <= plan.threshold for run in found.values()):
         at(max(found) * 1.15)

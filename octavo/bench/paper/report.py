@@ -32,7 +32,8 @@ def markdown(table: Table) -> str:
         all(isinstance(row[i], int | float) or row[i] is None or _is_number(str(row[i])) for row in table.rows)
         for i in range(len(table.columns))
     ]
-    lines = [f"### {table.title}", "", _row(table.columns), _row("--:" if right else ":--" for right in numeric)]
+    title = table.title[:1].upper() + table.title[1:]
+    lines = [f"### {title}", "", _row(table.columns), _row("--:" if right else ":--" for right in numeric)]
     lines += [_row(shown(cell) for cell in row) for row in table.rows]
     return "\n".join([*lines, "", *(f"{note}  " for note in table.notes), ""]) if table.notes else "\n".join([*lines, ""])
 

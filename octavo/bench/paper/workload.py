@@ -4,7 +4,7 @@ Owns the traces that were read or drawn. ShareGPT is real; the others are drawn 
 the model's own tokenizer, except on the paper's machines, where they are scaled to the means that the paper reports.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -90,6 +90,17 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
         return SamplingParams(n=self.n, temperature=1.0 if self.n > 1 else 0.0, max_tokens=output_len, ignore_eos=True)
 
 
+def spread(requests: Sequence[TraceRequest], count: int, seed: int) -> list[TraceRequest]:
+    """``count`` of them in random order, evenly spread over their lengths: a short run has long requests and short ones as the
+    whole trace has. More than there are: all of them, again and again."""
+    random = np.random.default_rng([seed, count])
+    ordered = sorted(requests, key=lambda request: len(request.prompt_token_ids) + request.output_len)
+    whole, left = divmod(count, len(ordered))
+    places = (np.arange(left) + random.random()) * len(ordered) / max(1, left)
+    chosen = [ordered[min(len(ordered) - 1, int(place))] for place in places] + ordered * whole
+    return [chosen[i] for i in random.permutation(len(chosen))]
+
+
 class Traces:
     """Traces by name, each read or drawn once. ``tokenizer`` is called when texts are needed."""
 
@@ -106,13 +117,10 @@ class Traces:
             ConfigError: ShareGPT is needed and not at hand.
         """
         trace = self.of(serve.trace, paper=serve.machine != HERE)
-        if serve.rate is None:
-            requests = [trace.requests[(serve.seed * 997 + i) % len(trace.requests)] for i in range(serve.num_requests)]
-        else:
-            start = serve.seed * 997 % len(trace.requests)
-            turned = msgspec.structs.replace(trace, requests=trace.requests[start:] + trace.requests[:start])
-            requests = traces.with_arrivals(turned, rate=serve.rate, seed=serve.seed, num_requests=serve.num_requests).requests
-        return [self._arrival(serve, index, request) for index, request in enumerate(requests)]
+        chosen = msgspec.structs.replace(trace, requests=spread(trace.requests, serve.num_requests, serve.seed))
+        if serve.rate is not None:
+            chosen = traces.with_arrivals(chosen, rate=serve.rate, seed=serve.seed)
+        return [self._arrival(serve, index, request) for index, request in enumerate(chosen.requests)]
 
     def _arrival(self, serve: Serve, index: int, request: TraceRequest) -> Arrival:
         prompt = request.prompt_token_ids
@@ -124,10 +132,6 @@ class Traces:
         params = serve.params(output_len)
         made = Request(id=str(index), prompt_token_ids=kept, params=params, seed=seed, arrival_time=0.0)
         return Arrival(request.arrival if serve.rate is not None else 0.0, made, output_len, serve.branches)
-
-    def used(self) -> list[tuple[str, Trace]]:
-        """Names and traces so far, each once."""
-        return [(name, trace) for (name, paper), trace in self._known.items() if paper or (name, True) not in self._known]
 
     def of(self, name: str, *, paper: bool) -> Trace:
         """``paper``: with the lengths that the paper's tokenizer gave."""

@@ -6,7 +6,7 @@ model lies; and *activations*, which the op before has just written and a cache 
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,11 @@ def _linear(a: Arguments, result: Any, dtype: str) -> Work:
     )
 
 
+def _gated(a: Arguments, result: Any, dtype: str) -> Work:
+    product = _linear(a, result, dtype)
+    return replace(product, flops=product.flops + 5 * result.size)
+
+
 def _attention(a: Arguments, result: Any, dtype: str) -> Work:
     batch, shape, window = a["batch"], a["shape"], a["window"]
     seq_lens = np.asarray(batch.seq_lens, np.int64)
@@ -111,6 +116,7 @@ def _logits(a: Arguments, result: Any, dtype: str) -> Work:
 
 _ACCOUNTS: dict[str, Callable[[Arguments, Any, str], Work]] = {
     "linear": _linear,
+    "gated_linear": _gated,
     "attention": _attention,
     "rotary": _rotary,
     "rms_norm": _norm,
@@ -126,6 +132,7 @@ _ACCOUNTS: dict[str, Callable[[Arguments, Any, str], Work]] = {
 _KINDS = {
     "rms_norm": "norms",
     "head_norm": "norms",
+    "gated_linear": "gate_up",
     "silu_and_mul": "silu",
     "embedding": "embedding",
     "gather_rows": "embedding",
@@ -134,7 +141,7 @@ _KINDS = {
     "top_logprobs": "sampling",
 }
 
-_BEFORE = {"attention": "o", "silu_and_mul": "down"}
+_BEFORE = {"attention": "o", "gated_linear": "down", "silu_and_mul": "down"}
 """What a product is for, by the op that made its input."""
 _AFTER = {"head_norm": "qkv", "rotary": "qkv", "attention": "qkv", "silu_and_mul": "gate_up"}
 """The same by the op that takes its output."""

@@ -24,10 +24,10 @@ CHATBOT = Compared(
         Goal("chatbot", PAGED, "Orca (Max)", "2x", None),
     ),
     plans={
-        ("real", False): Plan(threshold=0.1, seconds=10.0, fractions=(0.5, 0.8)),
-        ("real", True): Plan(threshold=0.1, seconds=3.0, fractions=(0.6, 1.0), closeness=1.6),
-        ("simulated", False): Plan(threshold=0.5, seconds=900.0, fractions=(0.3, 0.6, 0.9), closeness=1.04),
-        ("simulated", True): Plan(threshold=0.5, seconds=200.0, fractions=(0.5, 0.9), closeness=1.2),
+        ("real", False): Plan(threshold=0.1, seconds=8.0, fewest=30, fractions=(0.6, 0.9), closeness=1.1, most_runs=7),
+        ("real", True): Plan(threshold=0.1, seconds=1.5, fewest=8, fractions=(0.7, 1.1), closeness=1.6, most_runs=3),
+        ("simulated", False): Plan(threshold=0.5, seconds=450.0, fractions=(0.3, 0.6, 0.9, 1.1), closeness=1.04),
+        ("simulated", True): Plan(threshold=0.5, seconds=150.0, fractions=(0.5, 0.9), closeness=1.2, most_runs=6),
     },
     notes=("As in the paper nothing is kept from one round of a conversation to the next: every prompt is computed.",),
 )

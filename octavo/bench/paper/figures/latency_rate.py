@@ -120,11 +120,11 @@ def _plan(bench: Bench, machine: str, trace: str) -> Plan:
     short = trace != "sharegpt"
     if machine == "here":
         if bench.quick:
-            return Plan(threshold=0.1, seconds=2.0, fewest=10, fractions=(0.6, 1.0), closeness=1.6)
-        return Plan(threshold=0.1, seconds=7.0 if short else 12.0, fractions=(0.5, 0.8))
-    seconds = (40.0 if short else 300.0) if bench.quick else (120.0 if short else 900.0)
-    fractions = (0.5, 0.9) if bench.quick else (0.3, 0.6, 0.8, 0.9)
-    return Plan(threshold=0.5, seconds=seconds, fractions=fractions, closeness=1.2 if bench.quick else 1.04)
+            return Plan(threshold=0.1, seconds=1.5, fewest=8, fractions=(0.7, 1.1), closeness=1.6, most_runs=3)
+        return Plan(threshold=0.1, seconds=5.0 if short else 8.0, fewest=30, fractions=(0.6, 0.9), closeness=1.1, most_runs=7)
+    if bench.quick:
+        return Plan(threshold=0.5, seconds=20.0 if short else 200.0, fractions=(0.5, 0.9), closeness=1.2, most_runs=7)
+    return Plan(threshold=0.5, seconds=60.0 if short else 450.0, fractions=(0.3, 0.6, 0.9, 1.1), closeness=1.04)
 
 
 def _panels(found: Sequence[Measured]) -> list[tuple[str, str]]:

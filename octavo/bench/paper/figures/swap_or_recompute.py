@@ -48,7 +48,7 @@ class SwapOrRecompute:
         ]
         for size in PRESSED[1:2] if bench.quick else PRESSED:
             for way in WAYS:
-                serve = msgspec.structs.replace(long_scene(bench, block_size=size), preemption_mode=way)
+                serve = msgspec.structs.replace(long_scene(bench, block_size=size), preemption_mode=way, num_requests=48)
                 spec = {"kind": "pressure", "block": size, "way": way, "serve": msgspec.structs.asdict(serve)}
                 made.append(Point(f"under pressure, block size {size}, {way}", mode, spec))
         return made

@@ -1,0 +1,33 @@
+#include "weight_memory.hpp"
+
+#include <algorithm>
+
+namespace octavo {
+
+namespace {
+
+constexpr int64_t kLine = 64;
+constexpr int64_t kRegion = int64_t{32} << 20; // pages that nobody writes to cost nothing
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+} // namespace
+
+WeightMemory::Slice WeightMemory::take(int64_t bytes) {
+    const int64_t begin = round_up(used_, kLine);
+    if (region_ && bytes <= region_->bytes() - begin) {
+        used_ = begin + bytes;
+        return {region_, begin, bytes};
+    }
+    auto region = std::make_shared<const Region>(std::max(bytes, kRegion));
+    if (bytes >= kRegion) return {std::move(region), 0, bytes}; // the one being cut stays
+    region_ = std::move(region);
+    used_ = bytes;
+    return {region_, 0, bytes};
+}
+
+PackedWeight::PackedWeight(int64_t rows, int64_t columns, bool bf16, bool gated, WeightMemory& from)
+    : rows(rows), columns(columns), bf16(bf16), gated(gated),
+      memory(from.take(round_up(rows, kColumnBlock) * (bf16 ? round_up(columns, kDepthStep) * 2 : columns * 4))) {}
+
+} // namespace octavo

@@ -1,0 +1,64 @@
+"""Which requests a run has."""
+
+import msgspec
+import pytest
+
+from octavo.bench.paper.scenes import SHRINK, long_scene, scene
+from octavo.bench.paper.workload import TRACE_NAMES, spread
+from octavo.bench.traces import TraceRequest
+from octavo.executor.presets import PRESETS
+from tests.bench.paper.conftest import MakeBench
+
+
+def test_a_short_run_has_lengths_from_everywhere() -> None:
+    requests = [TraceRequest([0] * (1 + i), 1) for i in range(1000)]
+    for seed in range(5):
+        lengths = sorted(len(request.prompt_token_ids) for request in spread(requests, 10, seed))
+        assert all(100 * i < length <= 100 * (i + 1) + 1 for i, length in enumerate(lengths))
+    assert sorted(len(r.prompt_token_ids) for r in spread(requests, 1000, 3)) == list(range(1, 1001))
+    assert len(spread(requests, 2500, 0)) == 2500
+    assert spread(requests, 10, 1) == spread(requests, 10, 1) != spread(requests, 10, 2)
+
+
+@pytest.mark.parametrize("trace", TRACE_NAMES)
+def test_every_trace_can_be_served_here(make_bench: MakeBench, trace: str) -> None:
+    bench = make_bench()
+    serve = scene(bench, "here", trace, num_requests=12)
+    arrivals = bench.traces.arrivals(serve)
+    assert len({arrival.request.id for arrival in arrivals}) == len(arrivals) == 12
+    for arrival in arrivals:
+        assert arrival.at == 0.0 and arrival.request.params.ignore_eos
+        assert arrival.request.params.max_tokens == arrival.output_len >= 1
+        assert 1 <= len(arrival.request.prompt_token_ids) <= serve.max_model_len - arrival.output_len
+
+
+def test_prefixes_stay_whole(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    prompts = [
+        a.request.prompt_token_ids for a in bench.traces.arrivals(scene(bench, "here", "translation-80", num_requests=6))
+    ]
+    assert all(prompt[:80] == prompts[0][:80] and len(prompt) > 80 for prompt in prompts)
+    assert len({tuple(prompt[80:]) for prompt in prompts}) == 6
+
+
+def test_lengths_are_divided_where_it_is_said(make_bench: MakeBench) -> None:
+    full, quick = make_bench(quick=False), make_bench()
+    long, short = (msgspec.structs.replace(long_scene(bench), num_requests=40) for bench in (full, quick))
+    assert (long.shrink, short.shrink) == (1, SHRINK)
+    whole = sum(arrival.output_len for arrival in full.traces.arrivals(long))
+    part = sum(arrival.output_len for arrival in quick.traces.arrivals(short))
+    assert part == pytest.approx(whole / SHRINK, rel=0.1)
+
+
+def test_arrivals_come_at_the_rate(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    serve = msgspec.structs.replace(scene(bench, "here", "alpaca", num_requests=2000), rate=50.0)
+    moments = [arrival.at for arrival in bench.traces.arrivals(serve)]
+    assert moments == sorted(moments) and moments[-1] == pytest.approx(40.0, rel=0.1)
+
+
+def test_the_papers_machines_have_the_papers_lengths(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    trace = bench.traces.of("sharegpt", paper=True)
+    assert trace.mean_input == pytest.approx(161.31, rel=0.02) and trace.mean_output == pytest.approx(337.99, rel=0.02)
+    assert scene(bench, "opt-13b", "sharegpt").kv_slots == PRESETS["opt-13b"].kv_slots
