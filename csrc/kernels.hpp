@@ -14,7 +14,8 @@ namespace octavo {
 constexpr int kColumnBlock = 32;        // output columns in one packed block of weights
 constexpr int kDepthStep = 32;          // bf16 weights are padded to a multiple of this many inputs
 constexpr int kTileElements = 16 * 32; // one 1 KB tile: 16 pairs of inputs x 16 columns x 2
-constexpr int kTokenGroup = 16;         // positions stored together in a KV block
+constexpr int kTokenGroup = 16;         // positions stored together in a KV block, where its size allows
+constexpr int kLeastGroup = 4;          // and at least
 constexpr int kTokenTile = 64;          // positions of one softmax step, aligned to absolute position
 constexpr int kPartition = 512;         // positions accumulated afresh, then merged, aligned to absolute position
 constexpr int kShareBlock = 512;        // logits whose exponentials are summed together

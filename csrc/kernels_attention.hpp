@@ -12,7 +12,7 @@
 
 // Memory that will be read soon, asked for piece by piece while something else is computed: as a burst it would only wait.
 struct Ahead {
-    const char* pieces[2 * kGroups];
+    const char* pieces[2 * kMostGroups];
     const char *next, *end;
     int64_t bytes; // of a piece; a multiple of 256
     int count;
@@ -111,16 +111,30 @@ inline void merge(const HeadStates& total, const HeadStates& part, int64_t heads
     }
 }
 
-// W keys' element i (even), and i + 1, at lane 0's address of a group.
-inline Vec keys_even(const uint16_t* k, int64_t i) { return vfirst(k + i * kTokenGroup); }
-inline Vec keys_odd(const uint16_t* k, int64_t i) { return vsecond(k + i * kTokenGroup); }
-inline Vec keys_even(const float* k, int64_t i) { return vload(k + i * kTokenGroup); }
-inline Vec keys_odd(const float* k, int64_t i) { return vload(k + (i + 1) * kTokenGroup); }
-inline Vec keys_even(const int8_t* k, int64_t i) { return vload_int8(k + i * kTokenGroup); }
-inline Vec keys_odd(const int8_t* k, int64_t i) { return vload_int8(k + (i + 1) * kTokenGroup); }
+// Element i (even), and i + 1, of W positions in groups of G: where a vector is longer than a group, k has the places of all
+// groups that it takes.
+template <int G> constexpr int kJoined = W > G ? W / G : 1;
+template <int G> inline Vec keys_even(const uint16_t* const* k, int64_t i) {
+    if constexpr (kJoined<G> > 1) return vfirst<kJoined<G>>(k, i * G);
+    else return vfirst(k[0] + i * G);
+}
+template <int G> inline Vec keys_odd(const uint16_t* const* k, int64_t i) {
+    if constexpr (kJoined<G> > 1) return vsecond<kJoined<G>>(k, i * G);
+    else return vsecond(k[0] + i * G);
+}
+template <int G> inline Vec keys_even(const float* const* k, int64_t i) {
+    if constexpr (kJoined<G> > 1) return vload<kJoined<G>>(k, i * G);
+    else return vload(k[0] + i * G);
+}
+template <int G> inline Vec keys_odd(const float* const* k, int64_t i) { return keys_even<G>(k, i + 1); }
+template <int G> inline Vec keys_even(const int8_t* const* k, int64_t i) {
+    if constexpr (kJoined<G> > 1) return vload_int8<kJoined<G>>(k, i * G);
+    else return vload_int8(k[0] + i * G);
+}
+template <int G> inline Vec keys_odd(const int8_t* const* k, int64_t i) { return keys_even<G>(k, i + 1); }
 
 // scores[r][v * W ..] = q[r] . keys, for R rows and V vectors of positions.
-template <class T, int R, int V>
+template <int G, class T, int R, int V>
 inline __attribute__((always_inline)) void score_panel(const float* q, int64_t ldq, const T* const* keys, int64_t dim,
                                                        float* scores, Ahead& ahead) {
     Vec acc[R][V];
@@ -130,12 +144,12 @@ inline __attribute__((always_inline)) void score_panel(const float* q, int64_t l
     for (int64_t i = 0; i < dim; i += 2) {
         fetch<lines_of<V>()>(ahead);
         Vec k[V];
-        for (int v = 0; v < V; ++v) k[v] = keys_even(keys[v], i);
+        for (int v = 0; v < V; ++v) k[v] = keys_even<G>(keys + v * kJoined<G>, i);
         for (int r = 0; r < R; ++r) {
             const Vec x = vset(q[r * ldq + i]);
             for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, k[v], acc[r][v]);
         }
-        for (int v = 0; v < V; ++v) k[v] = keys_odd(keys[v], i);
+        for (int v = 0; v < V; ++v) k[v] = keys_odd<G>(keys + v * kJoined<G>, i);
         for (int r = 0; r < R; ++r) {
             const Vec x = vset(q[r * ldq + i + 1]);
             for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, k[v], acc[r][v]);
@@ -162,6 +176,7 @@ inline Vec value_odd(const int8_t* row, int64_t c) { return vload_int8(row + c);
 
 struct Columns {
     int64_t width, first;
+    int64_t group; // positions of a group
 };
 
 template <class T, int R, int V, bool kOdd>
@@ -184,11 +199,10 @@ inline __attribute__((always_inline)) void value_panel(const float* weights, con
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) acc[r][v] = vload(out + r * ldo + v * W);
     }
-    for (int64_t p = begin; p < end;) {
-        const int64_t g = p / kTokenGroup, stop = min64(end, (g + 1) * kTokenGroup) - g * kTokenGroup;
-        const float* w = weights + g * kTokenGroup;
-        int64_t i = p % kTokenGroup;
-        p = g * kTokenGroup + stop;
+    int64_t g = begin / at.group, i = begin % at.group;
+    for (int64_t p = begin - i; p < end; p += at.group, ++g, i = 0) {
+        const int64_t stop = min64(end - p, at.group);
+        const float* w = weights + p;
         if (i % 2) add_position<T, R, V, true>(acc, w, groups[g], i, at), ++i;
         for (; i + 1 < stop; i += 2) {
             fetch<lines_of<V>()>(ahead);
@@ -202,10 +216,13 @@ inline __attribute__((always_inline)) void value_panel(const float* weights, con
     }
 }
 
-template <class T, int R, int V> struct ScorePanel {
-    static void run(int64_t row, const float* q, int64_t ldq, const T* const* keys, int64_t dim, float* scores, Ahead* ahead) {
-        score_panel<T, R, V>(q + row * ldq, ldq, keys, dim, scores + row * kTokenTile, *ahead);
-    }
+template <int G> struct ScorePanels {
+    template <class T, int R, int V> struct Panel {
+        static void run(int64_t row, const float* q, int64_t ldq, const T* const* keys, int64_t dim, float* scores,
+                        Ahead* ahead) {
+            score_panel<G, T, R, V>(q + row * ldq, ldq, keys, dim, scores + row * kTokenTile, *ahead);
+        }
+    };
 };
 
 template <class T, int R, int V> struct ValuePanel {
@@ -246,24 +263,20 @@ inline Reach reach_of(const AttentionArgs& a, const AttentionUnit& u) {
 
 // Aims at the groups of the tile at `start`, the first first. Blocks that do not exist are passed over.
 template <class T> inline void aim(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t stop, Ahead& ahead) {
-    ahead.bytes = kTokenGroup * a.head_dim * static_cast<int64_t>(sizeof(T));
+    const int64_t group = group_of(a.block_size, a.head_dim);
+    ahead.bytes = round_up(group * a.head_dim * static_cast<int64_t>(sizeof(T)), 256);
     ahead.next = ahead.end = nullptr;
     ahead.count = 0;
-    if (!is_grouped(a.block_size, a.head_dim)) return;
-    const int64_t groups = (min64(stop - start, kTokenTile) + kTokenGroup - 1) / kTokenGroup;
-    const char *keys[kGroups], *values[kGroups];
+    if (!group) return;
+    const char *keys[kMostGroups], *values[kMostGroups];
     int found = 0;
-    for (int64_t g = 0; g < groups; ++g) {
-        Head<T> head;
-        if (!find_head<T>(a, u, start + g * kTokenGroup, head)) continue;
-        const int64_t offset = offset_at(a, start + g * kTokenGroup);
+    over_groups<T>(a, u, start, min64(stop, start + kTokenTile), 0, group, [&](int64_t, const Head<T>& head, int64_t offset) {
         keys[found] = reinterpret_cast<const char*>(head.keys + offset * a.head_dim);
         values[found++] = reinterpret_cast<const char*>(head.values + offset * a.head_dim);
-        if (kQuantized<T>) {
-            __builtin_prefetch(head.key_scales + offset);
-            __builtin_prefetch(head.value_scales + offset);
-        }
-    }
+        if (!kQuantized<T>) return;
+        __builtin_prefetch(head.key_scales + offset);
+        __builtin_prefetch(head.value_scales + offset);
+    });
     for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = values[g];
     for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = keys[g];
 }
@@ -277,28 +290,37 @@ template <class T> inline void aim_first(const AttentionArgs& a, const Attention
     aim<T>(a, *u, reach.start, reach.stop, ahead);
 }
 
-template <class T, int V>
+template <int G, class T, int V>
 inline void score_vectors(const AttentionArgs& a, const AttentionScratch& s, const T* const* keys, int64_t v) {
-    over_panels<ScorePanel, T, V>(s.heads, s.q, s.width, keys + v, static_cast<int64_t>(a.head_dim), s.scores + v * W, s.ahead);
+    over_panels<ScorePanels<G>::template Panel, T, V>(s.heads, s.q, s.width, keys + v * kJoined<G>,
+                                                      static_cast<int64_t>(a.head_dim), s.scores + v * W, s.ahead);
 }
 
-template <class T> inline void multiply_keys(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
+template <int G, class T> inline void multiply_keys(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
     constexpr int kPerGroup = kTokenGroup / W, kLane = kPaired<T> ? 2 * W : W; // elements from one vector to the next
     int64_t v = tile.first * kPerGroup;
     const int64_t end = tile.count * kPerGroup;
-    const T* keys[kTokenTile / W];
-    for (int64_t i = v; i < end; ++i) keys[i] = tile.keys[i / kPerGroup] + i % kPerGroup * kLane;
-    for (; v + kAttentionVecs <= end; v += kAttentionVecs) score_vectors<T, kAttentionVecs>(a, s, keys, v);
+    const T* vectors[kTokenTile / W];
+    const T* const* keys = tile.keys;
+    if constexpr (G > W) { // a group is several vectors
+        for (int64_t i = v; i < end; ++i) vectors[i] = tile.keys[i / (G / W)] + i % (G / W) * kLane;
+        keys = vectors;
+    }
+    for (; v + kAttentionVecs <= end; v += kAttentionVecs) score_vectors<G, T, kAttentionVecs>(a, s, keys, v);
     switch (end - v) { // one vector after another would wait for itself
-    case 3: return score_vectors<T, kAttentionVecs < 3 ? 1 : 3>(a, s, keys, v);
-    case 2: return score_vectors<T, kAttentionVecs < 2 ? 1 : 2>(a, s, keys, v);
-    case 1: return score_vectors<T, 1>(a, s, keys, v);
+    case 3: return score_vectors<G, T, kAttentionVecs < 3 ? 1 : 3>(a, s, keys, v);
+    case 2: return score_vectors<G, T, kAttentionVecs < 2 ? 1 : 2>(a, s, keys, v);
+    case 1: return score_vectors<G, T, 1>(a, s, keys, v);
     default: return;
     }
 }
 
 template <class T> inline void score_tile(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
-    multiply_keys(a, s, tile);
+    switch (tile.group) {
+    case 4: multiply_keys<4>(a, s, tile); break;
+    case 8: multiply_keys<8>(a, s, tile); break;
+    default: multiply_keys<kTokenGroup>(a, s, tile);
+    }
     if (!kQuantized<T>) return;
     for (int64_t g = tile.first; g < tile.count; ++g) {
         for (int64_t i = 0; i < kTokenGroup; i += W) {
@@ -357,12 +379,12 @@ inline void add_rows(const AttentionScratch& s, const HeadStates& state, const T
     float* out = state.acc + head * s.width;
     int64_t c = 0;
     for (; c + kAttentionVecs * W <= s.width; c += kAttentionVecs * W) {
-        over_panels<ValuePanel, T, kAttentionVecs>(count, weights, tile.values, Columns{s.width, c}, begin, end, out + c, s.width,
-                                                    s.ahead);
+        const Columns at{s.width, c, tile.group};
+        over_panels<ValuePanel, T, kAttentionVecs>(count, weights, tile.values, at, begin, end, out + c, s.width, s.ahead);
     }
     for (; c < s.width; c += W) {
-        over_panels<ValuePanel, T, 1>(count, weights, tile.values, Columns{s.width, c}, begin, end, out + c, s.width,
-                                                    s.ahead);
+        const Columns at{s.width, c, tile.group};
+        over_panels<ValuePanel, T, 1>(count, weights, tile.values, at, begin, end, out + c, s.width, s.ahead);
     }
 }
 

@@ -1,21 +1,30 @@
 // Where keys and values lie in the cache, how they get there and how they are found. Included inside the instruction set's own
 // namespace.
 //
-// Where block_size and head_dim are multiples of 16, a block holds groups of 16 positions in the form that the products read:
-// keys transposed, [head_dim / 2][16 positions][2] in bf16 and [head_dim][16] in fp32 and int8; values in pairs of positions,
-// [8 pairs][head_dim][2] in bf16 and [16][head_dim] in fp32 and int8. Other blocks hold plain rows, which are gathered into such
-// groups. In int8, a kv head's part of a block ends with the scales: of the keys of its positions, then of the values.
+// Where head_dim is a multiple of 16 and block_size one of 4, a block holds groups of 16 positions, or of 8 or 4 where its
+// size is no multiple of more, in the form that the products read: keys transposed, [head_dim / 2][positions][2] in bf16 and
+// [head_dim][positions] in fp32 and int8; values in pairs of positions, [pairs][head_dim][2] in bf16 and
+// [positions][head_dim] in fp32 and int8. Other blocks hold plain rows, which are gathered into groups of 16. In int8, a kv
+// head's part of a block ends with the scales: of the keys of its positions, then of the values.
 
 constexpr int kGroups = kTokenTile / kTokenGroup;
+constexpr int kMostGroups = kTokenTile / kLeastGroup;
 
-inline bool is_grouped(int64_t block_size, int64_t head_dim) { return block_size % kTokenGroup == 0 && head_dim % 16 == 0; }
+// Positions of a block's groups; 0: plain rows.
+inline int group_of(int64_t block_size, int64_t head_dim) {
+    if (head_dim % 16 != 0) return 0;
+    for (int size = kTokenGroup; size >= kLeastGroup; size /= 2) {
+        if (block_size % size == 0) return size;
+    }
+    return 0;
+}
 
 template <class T> constexpr bool kPaired = sizeof(T) == 2;   // bf16
 template <class T> constexpr bool kQuantized = sizeof(T) == 1; // int8
 
-// Element i of the keys, and of the values, of a group's position p.
-template <class T> inline int64_t key_at(int64_t i, int64_t p) {
-    return kPaired<T> ? i / 2 * (2 * kTokenGroup) + p * 2 + i % 2 : i * kTokenGroup + p;
+// Element i of the keys, and of the values, of position p of a group of so many.
+template <class T> inline int64_t key_at(int64_t i, int64_t p, int64_t group) {
+    return kPaired<T> ? i / 2 * (2 * group) + p * 2 + i % 2 : i * group + p;
 }
 template <class T> inline int64_t value_at(int64_t i, int64_t p, int64_t width) {
     return kPaired<T> ? p / 2 * (2 * width) + i * 2 + p % 2 : p * width + i;
@@ -53,11 +62,11 @@ inline float convert(const float* x, int64_t n, int8_t* out) {
 
 // Puts a position's keys, and values, into the group where they belong. Touches nothing of the other positions: another thread
 // may be putting those.
-template <class T> inline void put_keys(const T* k, int64_t dim, int64_t p, T* group) {
-    for (int64_t i = 0; i < dim; ++i) group[key_at<T>(i, p)] = k[i];
+template <class T> inline void put_keys(const T* k, int64_t dim, int64_t p, int64_t size, T* group) {
+    for (int64_t i = 0; i < dim; ++i) group[key_at<T>(i, p, size)] = k[i];
 }
-template <> inline void put_keys(const uint16_t* k, int64_t dim, int64_t p, uint16_t* group) {
-    for (int64_t i = 0; i < dim; i += 2) __builtin_memcpy(group + key_at<uint16_t>(i, p), k + i, 2 * sizeof(uint16_t));
+template <> inline void put_keys(const uint16_t* k, int64_t dim, int64_t p, int64_t size, uint16_t* group) {
+    for (int64_t i = 0; i < dim; i += 2) __builtin_memcpy(group + key_at<uint16_t>(i, p, size), k + i, 2 * sizeof(uint16_t));
 }
 template <class T> inline void put_values(const T* v, int64_t dim, int64_t p, T* group) {
     for (int64_t i = 0; i < dim; ++i) group[value_at<T>(i, p, dim)] = v[i];
@@ -97,9 +106,9 @@ template <class T> inline void write_head(const AttentionArgs& a, int64_t row, i
         head.key_scales[offset] = key_scale;
         head.value_scales[offset] = value_scale;
     }
-    if (is_grouped(a.block_size, dim)) {
-        const int64_t group = offset / kTokenGroup * kTokenGroup * dim, p = offset % kTokenGroup;
-        put_keys<T>(keys, dim, p, head.keys + group);
+    if (const int size = group_of(a.block_size, dim)) {
+        const int64_t p = offset % size, group = (offset - p) * dim;
+        put_keys<T>(keys, dim, p, size, head.keys + group);
         put_values<T>(values, dim, p, head.values + group);
     } else {
         __builtin_memcpy(head.keys + offset * dim, keys, dim * sizeof(T));
@@ -119,16 +128,18 @@ void write_kv(const AttentionArgs& a, int64_t row0, int64_t row1) {
     }
 }
 
-// A tile's groups of positions, in the cache or gathered. Groups from `count` on do not exist.
+// A tile's groups of positions, `group` of them each, in the cache or gathered. Scales are found by 16 positions in any case,
+// and so are `first` and `count`: what they cut off does not exist.
 template <class T> struct Tile {
-    const T* keys[kGroups];
-    const T* values[kGroups];
+    const T* keys[kMostGroups];
+    const T* values[kMostGroups];
     const float* key_scales[kGroups]; // int8 only
     const float* value_scales[kGroups];
     int64_t first, count;
+    int group;
 };
 
-// Memory for a gathered tile.
+// Memory for a tile's gathered rows or scales.
 struct Gathered {
     char *keys, *values;
     float* scales; // of the keys, then of the values
@@ -156,7 +167,7 @@ inline bool gather_group(const AttentionArgs& a, const AttentionUnit& u, int64_t
         const int64_t offset = offset_at(a, p);
         const T *k = head.keys + offset * a.head_dim, *v = head.values + offset * a.head_dim;
         for (int64_t i = 0; i < a.head_dim; ++i) {
-            keys[key_at<T>(i, p - start)] = k[i];
+            keys[key_at<T>(i, p - start, kTokenGroup)] = k[i];
             values[value_at<T>(i, p - start, to.width)] = v[i];
         }
         if (kQuantized<T>) {
@@ -171,27 +182,73 @@ inline bool gather_group(const AttentionArgs& a, const AttentionUnit& u, int64_t
     return true;
 }
 
+// found(g, head, offset) for the groups of the cache that hold positions [begin, end), that of `begin` being number g, but
+// not for those whose block id is bad. False: there was one.
+template <class T, class Found>
+inline __attribute__((always_inline)) bool over_groups(const AttentionArgs& a, const AttentionUnit& u, int64_t begin,
+                                                       int64_t end, int64_t g, int64_t group, const Found& found) {
+    const int32_t* table = a.tables + u.seq * a.table_width + block_at(a, begin);
+    int64_t offset = offset_at(a, begin) / group * group;
+    bool valid = true;
+    for (int64_t left = end - begin / group * group; left > 0; left -= group, ++g) {
+        const uint32_t block = static_cast<uint32_t>(*table);
+        if (block < static_cast<uint32_t>(a.num_blocks)) found(g, head_of<T>(a, block, u.kv_head), offset);
+        else valid = false;
+        offset += group;
+        if (offset == a.block_size) offset = 0, ++table;
+    }
+    return valid;
+}
+
+// Where the groups of the cache lie that hold the tile's positions [begin, end). False: a bad block id.
+template <class T>
+inline bool find_groups(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t begin, int64_t end,
+                        float* scales, Tile<T>& tile) {
+    const int64_t group = tile.group;
+    const int64_t first = (begin - start) / group;
+    return over_groups<T>(a, u, begin, end, first, group, [&](int64_t g, const Head<T>& head, int64_t offset) {
+        tile.keys[g] = head.keys + offset * a.head_dim;
+        tile.values[g] = head.values + offset * a.head_dim;
+        if (!kQuantized<T>) return;
+        if (group == kTokenGroup) {
+            tile.key_scales[g] = head.key_scales + offset;
+            tile.value_scales[g] = head.value_scales + offset;
+        } else {
+            __builtin_memcpy(scales + g * group, head.key_scales + offset, group * sizeof(float));
+            __builtin_memcpy(scales + kTokenTile + g * group, head.value_scales + offset, group * sizeof(float));
+        }
+    });
+}
+
+// Groups of fewer than 16: those of the first and the last 16 positions that were not looked for. Their keys are multiplied
+// with the others, to no effect.
+template <class T> inline void fill_up(int64_t begin, int64_t end, float* scales, Tile<T>& tile) {
+    const int64_t each = kTokenGroup / tile.group, first = begin / tile.group, last = (end - 1) / tile.group;
+    for (int64_t g = tile.first * each; g < first; ++g) tile.keys[g] = tile.keys[first];
+    for (int64_t g = last + 1; g < tile.count * each; ++g) tile.keys[g] = tile.keys[last];
+    for (int64_t g = tile.first; g < tile.count; ++g) {
+        tile.key_scales[g] = scales + g * kTokenGroup;
+        tile.value_scales[g] = scales + kTokenTile + g * kTokenGroup;
+    }
+}
+
 // Finds what positions [begin, end) of the tile that starts at `start` need. False: a bad block id.
 template <class T>
 inline bool find_tile(const AttentionArgs& a, const AttentionUnit& u, const Gathered& memory, int64_t start, int64_t begin,
                       int64_t end, Tile<T>& tile) {
-    const bool grouped = is_grouped(a.block_size, a.head_dim);
+    const int group = group_of(a.block_size, a.head_dim);
     tile.first = (begin - start) / kTokenGroup;
     tile.count = (end - start + kTokenGroup - 1) / kTokenGroup;
+    tile.group = group ? group : kTokenGroup;
+    if (group) {
+        if (!find_groups(a, u, start, begin, end, memory.scales, tile)) return false;
+        if (group < kTokenGroup) fill_up(begin - start, end - start, memory.scales, tile);
+        return true;
+    }
     for (int64_t g = tile.first; g < tile.count; ++g) {
         const int64_t position = start + g * kTokenGroup;
-        if (!grouped) {
-            const int64_t low = max64(begin, position), high = min64(end, position + kTokenGroup);
-            if (!gather_group(a, u, g, position, low, high, memory, tile)) return false;
-            continue;
-        }
-        Head<T> head;
-        if (!find_head<T>(a, u, position, head)) return false;
-        const int64_t offset = offset_at(a, position);
-        tile.keys[g] = head.keys + offset * a.head_dim;
-        tile.values[g] = head.values + offset * a.head_dim;
-        tile.key_scales[g] = head.key_scales + offset;
-        tile.value_scales[g] = head.value_scales + offset;
+        const int64_t low = max64(begin, position), high = min64(end, position + kTokenGroup);
+        if (!gather_group(a, u, g, position, low, high, memory, tile)) return false;
     }
     return true;
 }

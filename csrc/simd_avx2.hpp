@@ -70,6 +70,26 @@ inline Vec vload_int8(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 
+// What the loads above read, from P pieces that follow one another, each at p[i] + at.
+template <int P, class T> inline __m256i vjoin(const T* const* p, int64_t at) {
+    static_assert(P == 2);
+    const auto four = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p[i] + at)); };
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(four(0)), four(1), 1);
+}
+template <int P> inline Vec vload(const float* const* p, int64_t at) { return _mm256_castsi256_ps(vjoin<P>(p, at)); }
+template <int P> inline Vec vfirst(const uint16_t* const* p, int64_t at) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(vjoin<P>(p, at), 16));
+}
+template <int P> inline Vec vsecond(const uint16_t* const* p, int64_t at) {
+    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xFFFF0000u));
+    return _mm256_castsi256_ps(_mm256_and_si256(vjoin<P>(p, at), mask));
+}
+template <int P> inline Vec vload_int8(const int8_t* const* p, int64_t at) {
+    static_assert(P == 2);
+    const __m128i eight = _mm_unpacklo_epi32(_mm_loadu_si32(p[0] + at), _mm_loadu_si32(p[1] + at));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
+}
+
 // Round to nearest even; NaN stays NaN.
 inline void vstore_bf16(uint16_t* p, Vec v) {
     __m256i bits = _mm256_castps_si256(v);

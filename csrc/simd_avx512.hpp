@@ -56,6 +56,32 @@ inline Vec vload_int8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
+// What the loads above read, from P pieces that follow one another, each at p[i] + at.
+template <int P, class T> inline __m512i vjoin(const T* const* p, int64_t at) {
+    const auto four = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p[i] + at)); };
+    const auto eight = [&](int i) {
+        if constexpr (P == 2) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p[i] + at));
+        else return _mm256_inserti128_si256(_mm256_castsi128_si256(four(2 * i)), four(2 * i + 1), 1);
+    };
+    static_assert(P == 2 || P == 4);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(eight(0)), eight(1), 1);
+}
+template <int P> inline Vec vload(const float* const* p, int64_t at) { return _mm512_castsi512_ps(vjoin<P>(p, at)); }
+template <int P> inline Vec vfirst(const uint16_t* const* p, int64_t at) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(vjoin<P>(p, at), 16));
+}
+template <int P> inline Vec vsecond(const uint16_t* const* p, int64_t at) {
+    return _mm512_castsi512_ps(_mm512_and_si512(vjoin<P>(p, at), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+}
+template <int P> inline Vec vload_int8(const int8_t* const* p, int64_t at) {
+    const auto eight = [&](int i) {
+        if constexpr (P == 2) return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p[i] + at));
+        else return _mm_unpacklo_epi32(_mm_loadu_si32(p[2 * i] + at), _mm_loadu_si32(p[2 * i + 1] + at));
+    };
+    static_assert(P == 2 || P == 4);
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi64(eight(0), eight(1))));
+}
+
 // Round to nearest even; NaN stays NaN.
 inline void vstore_bf16(uint16_t* p, Vec v) {
     __m512i bits = _mm512_castps_si512(v);

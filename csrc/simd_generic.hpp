@@ -71,6 +71,12 @@ inline Vec vload_int8(const int8_t* p) {
     return Vec{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]), static_cast<float>(p[3])};
 }
 
+// The loads above, from P pieces that follow one another, each at p[i] + at. No group is smaller than a vector.
+template <int P> Vec vload(const float* const* p, int64_t at) = delete;
+template <int P> Vec vfirst(const uint16_t* const* p, int64_t at) = delete;
+template <int P> Vec vsecond(const uint16_t* const* p, int64_t at) = delete;
+template <int P> Vec vload_int8(const int8_t* const* p, int64_t at) = delete;
+
 // Round to nearest even; NaN stays NaN.
 inline void vstore_bf16(uint16_t* p, Vec v) {
     WordVec bits = reinterpret_cast<WordVec>(v);

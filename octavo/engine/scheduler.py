@@ -7,7 +7,7 @@ yields. Invariant: only a group without work in flight is preempted or swapped.
 
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import count
@@ -573,6 +573,12 @@ class Scheduler:
         waiting = [(seq, len(seq.token_ids)) for group in self._waiting[:1] for seq in group.live[:1]]
         short = bool(self._swapped) or (bool(waiting) and not self.kv.fits(waiting, spare=self._slack()))
         return self.kv.slots(self._resident(), short=short)
+
+    def blocks_of_requests(self) -> Iterator[tuple[str, int, int]]:
+        """Of every request that holds blocks: its id, the entries of its block tables, and the blocks that these are."""
+        for group in self._groups.values():
+            if entries := sum(len(seq.blocks) for seq in group.live):
+                yield group.request.id, entries, self.kv.num_distinct_blocks(group.live)
 
     def snapshot(self) -> EngineStats:
         """The counters as they stand, with the gauges of this moment."""

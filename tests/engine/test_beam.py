@@ -8,7 +8,8 @@ from octavo.engine.beam import BeamSearchState, Ends, Survivor
 from octavo.outputs import TokenDelta
 from octavo.sampling_params import BeamSearch, EarlyStopping, ParameterError, SamplingParams
 from octavo.step import Candidates, ModelOutput
-from tests.engine.fake import EOS, naive_beams
+from tests.engine.fake import naive_beams
+from tests.engine.fake_grammar import EOS
 from tests.engine.test_scheduler import Harness
 
 END = 9

@@ -14,6 +14,7 @@ POOL, MANAGER = "memory/block_pool.py", "memory/kv_cache_manager.py"
 SCHEDULER, DECODING, FAKE = "engine/scheduler.py", "engine/decoding.py", "tests/engine/fake.py"
 CONTIGUOUS, BUDDY, BATCHING = "memory/contiguous.py", "memory/buddy.py", "engine/batching.py"
 BEAM, SEQUENCE = "engine/beam.py", "engine/sequence.py"
+STOPPING, PARAMS = "engine/stopping.py", "sampling_params.py"
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,23 @@ BUGS = [
         "beams that plan ahead",
         SCHEDULER,
         "not params.needs_host and",
-        "not params.needs_history and",
+        "not (params.needs_history or params.structured_outputs) and",
     ),
+    Bug(
+        "grammars that plan ahead",
+        SCHEDULER,
+        "not params.needs_host and",
+        "not (params.needs_history or params.beam) and",
+    ),
+    Bug("branches that share a grammar", DECODING, "grammar=parent.grammar.fork() if", "grammar=parent.grammar if"),
+    Bug(
+        "a mask that is not waited for",
+        SCHEDULER,
+        "if seq.grammar is not None and seq.grammar.mask is None:\n                continue",
+        "if False:\n                continue",
+    ),
+    Bug("a complete text that goes on", STOPPING, "return not _may_end(", "return False and not _may_end("),
+    Bug("drafts for a grammar", SCHEDULER, "not group.params.needs_host:", "not group.params.needs_history:"),
     Bug("a demand that forgets copy-on-write", MANAGER, "return total + sum(", "return total + 0 * sum("),
     Bug(
         "a fork that copies before its source is computed",

@@ -120,7 +120,7 @@ def check_against_oracle(paged: Paged, isa: str, dtype: str, chunks: list[Chunk]
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("head_dim", [40, 64, 128])
-@pytest.mark.parametrize("block_size", [1, 3, 16, 32, 256])
+@pytest.mark.parametrize("block_size", [1, 3, 4, 8, 16, 24, 256])
 def test_every_layout_of_blocks(isa: str, block_size: int, head_dim: int, kv_dtype: str) -> None:
     """Contexts of several partitions, a prefill among decodes, with windows that begin anywhere."""
     for window in (None, 37, 600):
@@ -138,7 +138,7 @@ LENGTHS = st.one_of(st.integers(1, 150), st.sampled_from([511, 512, 513, 1024, 1
 PAGED = st.builds(
     Paged,
     shape=SHAPES,
-    block_size=st.sampled_from([1, 3, 5, 16, 32, 48, 256]),
+    block_size=st.sampled_from([1, 3, 4, 5, 8, 12, 16, 24, 32, 48, 256]),
     kv_dtype=st.sampled_from(KV_DTYPES),
     lengths=st.lists(LENGTHS, min_size=1, max_size=3).map(tuple),
     window=st.one_of(st.none(), st.sampled_from([1, 2, 15, 64, 65, 511, 600])),
@@ -183,7 +183,7 @@ def test_a_row_is_the_same_bits_in_any_step(isa: str, dtype: str, paged: Paged, 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize("block_size", [3, 16, 32])
+@pytest.mark.parametrize("block_size", [3, 4, 8, 16, 24, 32])
 @pytest.mark.parametrize("window", [None, 20])
 def test_a_step_may_store_what_it_sees(isa: str, kv_dtype: str, block_size: int, window: int | None) -> None:
     """The bits are those of keys and values that were stored before; single rows among many, also where contexts are cut."""
@@ -210,7 +210,7 @@ def test_neither_block_ids_nor_block_size_matter(isa: str, kv_dtype: str) -> Non
     chunks = paged.last_rows(3, 90)
     backend = device(isa, "float32")
     expected = paged.attend(backend, paged.filled_cache(backend), *chunks)
-    for block_size in (1, 3, 16, 32, 256):
+    for block_size in (1, 3, 4, 8, 12, 16, 24, 32, 256):
         for shift in (0, 1):
             other = replace(paged, block_size=block_size, shift=shift)
             for a, b in zip(other.attend(backend, other.filled_cache(backend), *chunks), expected, strict=True):
@@ -218,7 +218,7 @@ def test_neither_block_ids_nor_block_size_matter(isa: str, kv_dtype: str) -> Non
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("block_size", [3, 16])
+@pytest.mark.parametrize("block_size", [3, 4, 8, 16])
 @pytest.mark.parametrize("window", [1, 40, 520])
 def test_what_lies_outside_the_window_or_ahead_cannot_matter(isa: str, block_size: int, window: int) -> None:
     paged = Paged(AttentionShape(4, 2, 64), block_size, "bfloat16", (1200,), window)

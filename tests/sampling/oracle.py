@@ -20,6 +20,8 @@ def shaped_logits(logits: np.ndarray, row: SampleRow, eos_token_ids: tuple[int, 
     output = Counter(history[row.prompt_len :])
     for token in range(len(values)):
         value = values[token]
+        if row.token_mask is not None and not _bit(row.token_mask, token):
+            value = minus_infinity
         if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
             value = minus_infinity
         for banned in row.bad_words_token_ids:
@@ -37,6 +39,10 @@ def shaped_logits(logits: np.ndarray, row: SampleRow, eos_token_ids: tuple[int, 
             value -= np.float32(params.presence_penalty)
         values[token] = value
     return values
+
+
+def _bit(mask: np.ndarray, index: int) -> bool:
+    return index // 8 < len(mask) and bool(int(mask[index // 8]) >> (index % 8) & 1)
 
 
 def expected_token(backend: Any, logits: np.ndarray, row: SampleRow, eos_token_ids: tuple[int, ...]) -> int:

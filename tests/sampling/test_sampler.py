@@ -64,6 +64,12 @@ def params(draw: st.DrawFn) -> SamplingParams:
     )
 
 
+# of all the vocabulary, of more than it, and too short to reach its end
+masks = st.sampled_from([7, 6, 8, 4]).flatmap(
+    lambda size: st.binary(min_size=size, max_size=size).map(lambda data: np.frombuffer(data, np.uint8))
+)
+
+
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[SampleRow]]:
     num_rows = draw(st.integers(1, 5))
@@ -87,6 +93,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[SampleRow]]:
                 prompt_len=prompt_len,
                 bad_words_token_ids=tuple(banned) if draw(st.booleans()) else (),
                 num_logprobs=draw(st.sampled_from([None, None, 0, 1, 5, VOCAB + 9])),
+                token_mask=draw(st.none() | masks),
             )
         )
     return logits, rows

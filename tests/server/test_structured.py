@@ -116,7 +116,7 @@ def test_every_way_to_be_refused(bench: Bench, path: str) -> None:
 
 
 def test_the_official_client(server: RunningServer) -> None:
-    client = openai.OpenAI(api_key="EMPTY", base_url=f"{server.url}/v1", max_retries=0)
+    client: Any = openai.OpenAI(api_key="EMPTY", base_url=f"{server.url}/v1", max_retries=0)
     options: dict[str, Any] = {"model": "tiny", "messages": HELLO, "max_tokens": 300, "temperature": 1.0}
     chat = client.chat.completions.create(**options, response_format=RESPONSE_FORMAT, n=3, seed=1)
     for choice in chat.choices:
@@ -131,7 +131,8 @@ def test_the_official_client(server: RunningServer) -> None:
     assert completion.choices[0].text in ("yes", "no") and completion.choices[0].finish_reason == "stop"
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**options, response_format=nested(_DEEP))
-    assert caught.value.body["param"] == "response_format.json_schema.schema.properties.a.items.anyOf[1]"  # type: ignore[index]
+    body: Any = caught.value.body
+    assert body["param"] == "response_format.json_schema.schema.properties.a.items.anyOf[1]"
 
 
 def test_when_too_many_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

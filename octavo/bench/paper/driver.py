@@ -5,7 +5,7 @@ engine as a whole (requests at once, slots, tokens a second) is a mean over time
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,6 +46,10 @@ class Scheduler(Protocol):
         """The KV cache at this moment: ``total`` and the fields ``SLOTS``."""
         ...
 
+    def blocks_of_requests(self) -> Iterable[tuple[str, int, int]]:
+        """Of every request that holds blocks: its id, the entries of its block tables, and the blocks that these are."""
+        ...
+
 
 class Engine(Protocol):
     """What is driven: the engine's own interface, as far as needed."""
@@ -77,7 +81,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     ``normalized_latency`` is the mean over requests of end-to-end latency by output length, ``latency_percentiles`` are of the
     same numbers, by percent as text. ``gave_up``: the mean was certain to pass the limit, so the run was ended and the mean is
     a lower bound. ``seconds``: from the first arrival to the last token. Mean counts under load: ``requests_at_once``,
-    ``sequences_at_once``, ``output_rate`` in tokens a second (of all branches together) and ``slots``.
+    ``sequences_at_once``, ``output_rate`` in tokens a second (of all branches together) and ``slots``. ``saved_at_end``: of the
+    entries of block tables that requests have when they end, the part that refers to a block of another branch.
     """
 
     normalized_latency: float
@@ -97,6 +102,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     swapped_blocks: int
     copied_blocks: int
     steps: int
+    saved_at_end: float = 0.0
 
     @property
     def tokens_of_allocated(self) -> float:
@@ -160,6 +166,8 @@ class _Run:
         self._loaded, self._whole = _Watch(), _Watch()
         self._before = engine.stats()
         self._gave_up = False
+        self._branched = any(arrival.branches > 1 for arrival in arrivals)
+        self._holdings: dict[str, tuple[int, int]] = {}
 
     def result(self) -> Replayed:
         seen_at, seen_tokens = self._clock(), 0
@@ -188,6 +196,9 @@ class _Run:
             self._engine.add(msgspec.structs.replace(arrival.request, arrival_time=self._start + arrival.at))
 
     def _step(self) -> None:
+        if self._branched:  # before each step, because what ends in it is gone afterwards
+            for request_id, entries, blocks in self._engine.scheduler.blocks_of_requests():
+                self._holdings[request_id] = entries, blocks
         for delta in self._engine.step():
             if delta.metrics is not None and delta.metrics.finished_time is not None:
                 arrival = self._unfinished.pop(delta.request_id)
@@ -234,6 +245,7 @@ class _Run:
         stats, before = self._engine.stats(), self._before
         total = self._engine.scheduler.kv_slots().total
         latencies = self._latencies or [0.0]
+        entries, blocks = (sum(counts) for counts in zip(*self._holdings.values(), strict=True)) if self._holdings else (1, 1)
         return Replayed(
             normalized_latency=sum(latencies) / max(1, len(self._arrivals)),
             latency_percentiles={str(p): percentile(latencies, p) for p in (50, 90, 99)},
@@ -252,4 +264,5 @@ class _Run:
             swapped_blocks=stats.swaps_in + stats.swaps_out - before.swaps_in - before.swaps_out,
             copied_blocks=stats.copy_on_writes - before.copy_on_writes,
             steps=steps,
+            saved_at_end=1 - blocks / entries,
         )

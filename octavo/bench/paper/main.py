@@ -96,7 +96,7 @@ def about(bench: Bench) -> list[str]:
         "- Requests arrive as a Poisson process; seeds are named in the tables. Outputs are as long as the trace says, "
         "whatever the model would say.",
         f"- Real runs of ShareGPT and chat have their lengths divided by {SHRINK} where a table does not say otherwise, and a "
-        f"pool of {SMALL_POOL} slots: three sequences of {SMALL_LEN} tokens.",
+        f"pool of {SMALL_POOL} slots: one and a half sequences of the longest length, {SMALL_LEN} tokens.",
     ]
     if bench.options.mode != "simulated":
         lines.insert(0, f"- this machine: {bench.machine}; model: {Path(bench.config.model).name}")

@@ -82,6 +82,7 @@ def test_sharing_is_counted_against_blocks_without_it() -> None:
     requests = [arrival(i, at=0.0, prompt=16, output=8, n=3) for i in range(20)]
     found = replay(simulated.engine, requests, simulated.clock)
     assert 8 / 18 < found.saved_by_sharing < 8 / 12
+    assert found.saved_at_end == pytest.approx(8 / 18, abs=0.03)  # all 24 tokens are there: 2 of 6 blocks each, twice
     assert found.output_tokens == 20 * 3 * 8 and found.sequences_at_once > found.requests_at_once
 
 

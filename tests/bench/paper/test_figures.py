@@ -36,6 +36,7 @@ def run_of(serve: Serve) -> Replayed:
         output_rate=speed * 50,
         requests_at_once=speed * 4,
         slots=slots,
+        saved_at_end=saved / (1000 + saved),
         normalized_latency=0.01 if serve.rate is None or serve.rate <= speed else 9.0,
     )
 

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 BATCHES, CONTEXTS = (1, 8, 32), (128, 512, 2048)
 BLOCK_SIZES = (16, 8, 4)
+EVICTED = 128 << 20
+"""Bytes read before each pass over the layers, so that no layout finds in the cache what another does not: in a step of a model
+it is the weights that come between."""
+SETTLE = 4
+"""Rounds that do not count."""
 WANTED = 0.05
 REPORTED = "20-26 %"
 
@@ -37,8 +42,8 @@ class KernelOverhead:
     modes: tuple[Mode, ...] = ("real",)
 
     def points(self, bench: Bench, mode: Mode) -> Sequence[Point]:
-        contexts, work = (CONTEXTS[:2], 1 << 14) if bench.quick else (CONTEXTS, 1 << 19)
-        rounds = {(batch, context): min(400, max(12, work // (batch * context))) for batch in BATCHES for context in contexts}
+        contexts, work = (CONTEXTS[:2], 1 << 14) if bench.quick else (CONTEXTS, 1 << 18)
+        rounds = {(batch, context): min(200, max(16, work // (batch * context))) for batch in BATCHES for context in contexts}
         return [
             Point(
                 f"batch {batch} context {context}", mode, {"batch": batch, "context": context, "rounds": rounds[batch, context]}
@@ -70,7 +75,7 @@ class KernelOverhead:
         ]
         notes = [
             "Time of one layer's attention in a decode step, all layers in turn; the median of the fastest quarter of the "
-            "rounds, which take all layouts in turn. Blocks lie in random order."
+            "rounds, which take the layouts in turn, each with nothing of it in the cache. Blocks lie in random order."
         ]
         return [Table("Decode steps", columns, rows, notes)]
 
@@ -97,10 +102,14 @@ class KernelOverhead:
 
     def verdicts(self, findings: Findings) -> Sequence[Verdict]:
         overheads = [m["overhead"]["16"] for m in findings.of("real")]
-        ours = f"{median(overheads):.1%} (from {min(overheads):.1%} to {max(overheads):.1%})"
-        wanted = f"<= {WANTED:.0%} (median, and every shape)"
-        met = max(overheads) <= WANTED
-        return [Verdict("paged attention over contiguous, block size 16", REPORTED, ours, wanted, met)]
+        what, wanted = "paged attention over contiguous, block size 16", f"<= {WANTED:.0%}"
+        middle, worst = median(overheads), max(overheads)
+        most = max(findings.of("real"), key=lambda m: float(m["overhead"]["16"]))
+        shape = f"batch {most['batch']}, context {most['context']}"
+        return [
+            Verdict(f"{what}, median over shapes", REPORTED, f"{middle:+.1%}", wanted, middle <= WANTED),
+            Verdict(f"{what}, worst shape ({shape})", REPORTED, f"{worst:+.1%}", wanted, worst <= WANTED),
+        ]
 
 
 @dataclass(frozen=True)
@@ -139,13 +148,14 @@ def _timed(
     layouts: dict[int, Layout], attention: Callable[[Layout, int], np.ndarray], *, context: int, layers: int, rounds: int
 ) -> Record:
     seconds: dict[int, list[float]] = {size: [] for size in layouts}
-    order = list(layouts)
-    for number in range(rounds + 3):
-        for size in order if number % 2 else reversed(order):
+    others = np.ones(EVICTED // 8)
+    for number in range(rounds + SETTLE):
+        for size in (context, BLOCK_SIZES[0], *(BLOCK_SIZES[1:] if number % 4 == 0 else ())):
+            others.sum()
             start = time.perf_counter()
             for layer in range(layers):
                 attention(layouts[size], layer)
-            if number >= 3:
+            if number >= SETTLE:
                 seconds[size].append((time.perf_counter() - start) / layers)
     typical = {size: median(sorted(times)[: max(1, len(times) // 4)]) for size, times in seconds.items()}
     return {
