@@ -17,9 +17,9 @@ numbers = iter(range(1000))
 def time_to_first_token(prompt: list[int]) -> float:
     """In milliseconds. No prompt begins like another, so that none is found in the prefix cache."""
     begin = time.perf_counter()
-    for _ in client.completions.create(model=model, prompt=[100 + next(numbers), *prompt], max_tokens=2, stream=True):
-        break
-    return 1000 * (time.perf_counter() - begin)
+    with client.completions.create(model=model, prompt=[100 + next(numbers), *prompt], max_tokens=2, stream=True) as chunks:
+        next(iter(chunks))
+        return 1000 * (time.perf_counter() - begin)
 
 
 def short_requests(count: int) -> list[float]:

@@ -37,7 +37,9 @@ def test_pinned(smollm2_path: Path) -> None:
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"offline.py", "branches.py", "beams.py", "pinned.py", "client.py", "beams_client.py", "tools.py"}
+    tested = {
+        "offline.py", "branches.py", "beams.py", "pinned.py", "client.py", "beams_client.py", "tools.py", "short_beside_long.py",
+    }  # fmt: skip
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -57,3 +59,9 @@ def test_beams_client(served_smollm2: str) -> None:
 def test_tools(served_smollm2: str) -> None:
     output = run("tools.py", f"{served_smollm2}/v1")
     assert output.startswith("get_weather({'city': '") and "\nstreamed: get_weather{" in output
+
+
+@pytest.mark.usefixtures("smollm2_path")
+def test_short_beside_long(served_smollm2: str) -> None:
+    output = run("short_beside_long.py", f"{served_smollm2}/v1", "600")
+    assert "short alone" in output and "beside a prompt of 600 tokens" in output

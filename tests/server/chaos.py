@@ -152,10 +152,12 @@ async def clients_that_leave(server: RunningServer, seconds: float, *, a_second:
 
 async def kill_engine(server: RunningServer, *, streams: int = 8) -> Counter[str]:
     """Every stream that had a token is told; the others are answered by the next engine."""
-    tasks = [asyncio.create_task(stream(server.url, long_request(i, 400))) for i in range(streams)]
-    while server.metric("octavo_requests_running") < min(4, streams):
-        await asyncio.sleep(0.005)
-    os.kill(server.engine_pid(), signal.SIGKILL)
+    pid, tasks = server.engine_pid(), [asyncio.create_task(stream(server.url, long_request(i, 400))) for i in range(streams)]
+    await asyncio.sleep(0.1)
+    while await asyncio.to_thread(server.metric, "octavo_requests_running") < min(4, streams):
+        tasks += [asyncio.create_task(stream(server.url, long_request(i, 400))) for i in range(streams)]
+        await asyncio.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
     outcomes = await asyncio.gather(*tasks)
     for outcome in outcomes:
         assert outcome.kind in ("length", "engine_restarted")
@@ -186,11 +188,11 @@ def million_tokens(server: RunningServer) -> None:
 
 async def sigterm_under_load(server: RunningServer, *, streams: int = 32) -> Counter[str]:
     """Whatever was taken is finished, the process ends with 0."""
-    tasks = [asyncio.create_task(stream(server.url, long_request(i, 60))) for i in range(streams)]
-    while server.metric("octavo_requests_running") + server.metric("octavo_requests_waiting") < streams:
-        if all(task.done() for task in tasks):
-            break
-        await asyncio.sleep(0.002)
+    tasks = [asyncio.create_task(stream(server.url, long_request(i, 300))) for i in range(streams)]
+    while await asyncio.to_thread(server.metric, "octavo_requests_pending") < streams // 2:
+        if any(task.done() for task in tasks):
+            break  # all have been taken: none is refused after the first has its answer
+        await asyncio.sleep(0.01)
     server.process.send_signal(signal.SIGTERM)
     outcomes = await asyncio.gather(*tasks)
     assert {outcome.kind for outcome in outcomes} == {"length"} and all(outcome.done for outcome in outcomes)
