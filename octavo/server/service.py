@@ -145,6 +145,7 @@ class Service:
     async def check_form(self, request: SamplingFields) -> None:
         """Raises ``ApiError`` for a form of the answer that cannot be had: a bad schema, regex or grammar."""
         if (form := structured.wanted(request)) is not None:
+            faults.point("grammar")
             await self.loaded().grammars.check(form)
 
     async def encode_prompts(self, texts: Sequence[str], request: SamplingFields, *, special: bool) -> list[list[int]]:

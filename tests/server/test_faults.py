@@ -17,7 +17,7 @@ from octavo.server.options import ServerOptions
 from tests.server.fakes import Bench, error_of
 from tests.server.tiny import RunningServer
 
-STAGES = [stage for stage in (*API_STAGES, *ENGINE_STAGES) if stage != "grammar"]
+STAGES = [*API_STAGES, *ENGINE_STAGES]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOKENS = 60
 
@@ -44,7 +44,9 @@ def bystander(url: str, number: int) -> str:
 
 def fail(url: str, stage: str, *, stream: bool, n: int = 1) -> tuple[int, dict[str, Any]]:
     """The status and the error of a request that fails at ``stage``."""
-    answer = httpx.post(url + CHAT, json=body(0, stream=stream, n=n), headers={"x-octavo-fault": stage}, timeout=60)
+    form = {"response_format": {"type": "json_object"}} if stage == "grammar" else {}
+    fields = body(0, stream=stream, n=n, **form)
+    answer = httpx.post(url + CHAT, json=fields, headers={"x-octavo-fault": stage}, timeout=60)
     if answer.headers["content-type"].startswith("text/event-stream"):
         *_, event, done = [line for line in answer.text.splitlines() if line]
         assert done == "data: [DONE]"
