@@ -291,7 +291,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def plain_greedy(self) -> bool:
         """Whether every draw is the argmax of the logits as the model made them."""
         shifted = self.logit_bias or self.bad_words or self.allowed_token_ids is not None or self.min_tokens
-        return self.greedy and self.beam is None and not shifted and not self.needs_history
+        return self.greedy and not shifted and not self.needs_host
 
     @property
     def needs_history(self) -> bool:

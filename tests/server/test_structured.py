@@ -23,7 +23,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 RESPONSE_FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
-MULTIPLE = {"type": "integer", "multipleOf": 999983, "minimum": 0, "maximum": 10**18}
+MULTIPLE = {"type": "integer", "multipleOf": 9999991, "minimum": 0, "maximum": 10**18}
 CHAIN = "start: r0\n" + "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(3000)) + '\nr3000: "a"'
 
 
