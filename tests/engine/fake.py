@@ -13,6 +13,7 @@ import pytest
 from octavo.config import EngineConfig, KVAllocation
 from octavo.engine import ngram
 from octavo.engine.engine import Engine
+from octavo.engine.grammar import MaskBudget
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import branch_seed
 from octavo.memory.contiguous import ContiguousKVManager
@@ -241,6 +242,8 @@ class Scenario:
         self.scheduler = Scheduler(
             config, self.kv, max_model_len=self.max_model_len, eos_token_ids=(EOS,), grammars=self.grammars
         )
+        hurry = random.Random(self.seed)
+        self.scheduler._masks = MaskBudget(clock=lambda: hurry.choice([0.0, 0.0, 1.0]))  # sometimes its time is up at once
         executor = FakeExecutor(block_size=block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
         self.engine = Engine(self.scheduler, executor, max_in_flight=self.depth)
 
