@@ -1,17 +1,15 @@
 """A handle on an engine process: how it is started, spoken to and ended. Decides nothing."""
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
+from octavo.server import interpreter
 from octavo.server.wire import FrameReader, FromEngine, ToEngine, WireError, frame, from_engine_decoder
 
 _EXIT_SECONDS = 2.0
@@ -30,14 +28,12 @@ class EngineProcess(msgspec.Struct, frozen=True):
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        package_home = str(Path(__file__).resolve().parents[2])
-        search = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
         spawned_at = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "octavo.server.engine_process", str(theirs.fileno())],
+            interpreter.command("octavo.server.engine_process", str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": search},
+            env=interpreter.environment(),
         )
         theirs.close()
         return EngineProcess(process, ours, spawned_at)

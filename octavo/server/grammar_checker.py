@@ -7,19 +7,16 @@ checked one at a time, away from the event loop; when too many wait, new ones ar
 import asyncio
 import contextlib
 import hashlib
-import os
 import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 
 from octavo.sampling_params import StructuredOutputsParams
-from octavo.server import errors
+from octavo.server import errors, interpreter
 from octavo.server.errors import ApiError
 from octavo.server.grammar_process import COMPILE_SECONDS, Verdict, read_frame, write_frame
 from octavo.server.structured import Wanted
@@ -82,14 +79,12 @@ class GrammarChecker:
         return _TOO_MUCH
 
     def _start(self) -> subprocess.Popen[bytes]:
-        package_home = str(Path(__file__).resolve().parents[2])
-        search = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "octavo.server.grammar_process"],
+            interpreter.command("octavo.server.grammar_process"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": search},
+            env=interpreter.environment(),
         )
         if _exchange(process, self._vocabulary()) is None:
             process.kill()
