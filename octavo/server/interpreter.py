@@ -1,4 +1,4 @@
-"""How a further interpreter of this server is started: the same Python, the same package, nothing from the current directory."""
+"""How a further interpreter of this server is started: the same Python and package, nothing from the current directory."""
 
 import os
 import sys
