@@ -49,6 +49,9 @@ class Counters:
 LOOK_AHEAD = 16
 """Waiting groups that a step keeps room for, if they are short."""
 
+GROWTH = 16
+"""Tokens that each running sequence may become longer by before others begin, where groups that yield are computed again."""
+
 PROMPT_LOGPROBS_CHUNK = 256
 """Prompt tokens a step of a request that wants their log-probabilities: each of them costs a row of logits."""
 
@@ -261,18 +264,46 @@ class Scheduler:
             group = self._running[index]
             index += 1
             demand = self._demand(group, budget)
-            while demand and not self.kv.fits(demand):
+            if demand and not self.kv.fits(demand):
                 yielded = True
-                victim = self._running[-1]
-                if victim.num_in_flight:  # let the queue drain: nothing is planned for it or for anyone after this group
+                if not self._make_room(group, demand):
+                    self._schedule_within_blocks(self._running[index:-1], budget, planned, scheduled)
                     return True
-                self._preempt(victim)
-                if victim is group:
-                    return True
-            for seq, num_tokens in demand:
-                budget.take(num_tokens, seq.num_lacking)
-                self._plan(group, seq, num_tokens, planned, scheduled)
+            self._plan_group(group, demand, budget, planned, scheduled)
         return yielded
+
+    def _make_room(self, group: SequenceGroup, demand: list[tuple[Sequence, int]]) -> bool:
+        """Groups yield, the last one first, until the demand fits. False: the group itself did, or the last one still has
+        work in flight; it gets no more, so that the queue drains."""
+        while not self.kv.fits(demand):
+            victim = self._running[-1]
+            if victim.num_in_flight:
+                return False
+            self._preempt(victim)
+            if victim is group:
+                return False
+        return True
+
+    def _schedule_within_blocks(
+        self, groups: list[SequenceGroup], budget: StepBudget, planned: list[Planned], scheduled: list[ScheduledSequence]
+    ) -> None:
+        """While a group before them waits for blocks: those go on that need no more than they have."""
+        for group in groups:
+            demand = self._demand(group, budget) if budget.left > 0 else []
+            if demand and self.kv.fits(demand, spare=self.kv.device.num_free):
+                self._plan_group(group, demand, budget, planned, scheduled)
+
+    def _plan_group(
+        self,
+        group: SequenceGroup,
+        demand: list[tuple[Sequence, int]],
+        budget: StepBudget,
+        planned: list[Planned],
+        scheduled: list[ScheduledSequence],
+    ) -> None:
+        for seq, num_tokens in demand:
+            budget.take(num_tokens, seq.num_lacking)
+            self._plan(group, seq, num_tokens, planned, scheduled)
 
     def _demand(self, group: SequenceGroup, budget: StepBudget) -> list[tuple[Sequence, int]]:
         """How many tokens each sequence of the group should compute now."""
@@ -427,9 +458,7 @@ class Scheduler:
             demand = self._demand(group, budget)
             if not self.kv.fits(demand):  # just swapped in: it goes on in the next step
                 return
-            for seq, num_tokens in demand:
-                budget.take(num_tokens, seq.num_lacking)
-                self._plan(group, seq, num_tokens, planned, scheduled)
+            self._plan_group(group, demand, budget, planned, scheduled)
 
     def _num_rows_spoken_for(self) -> int:
         return sum(group.width for group in self._running)
@@ -438,7 +467,16 @@ class Scheduler:
         """Free blocks to leave for what already runs. None when nothing does: an empty device refuses nobody."""
         if not self._running:
             return 0
-        return self.kv.slack(self._resident())
+        return self.kv.slack(self._resident(), growth=round(GROWTH * self._cost_of_yielding()))
+
+    def _cost_of_yielding(self) -> float:
+        """What it will take to bring the last group back when it has yielded, as a part of computing it again. Who comes back
+        for nothing may yield often; else room is left for what runs to grow, or groups would come and go."""
+        live = self._running[-1].live
+        if not self._should_swap(live):
+            return 1.0
+        num_blocks = self.kv.num_distinct_blocks(live)
+        return self._swap_cost.part_of_recomputing(num_blocks=num_blocks, num_tokens=num_blocks * self.kv.block_size)
 
     def _resident(self) -> list[Sequence]:
         return [seq for group in self._running for seq in group.sequences if not seq.finished]
