@@ -130,7 +130,11 @@ class KVCacheManager:
     def slack(self, running: Iterable[KVSequence], *, growth: int) -> int:
         """Free blocks to leave for what runs when more begins: those that each sequence lacks for the tokens it has and
         ``growth`` more, and a hundredth of the pool."""
-        promised = sum(max(0, self.num_blocks_for(len(seq.token_ids) + growth) - len(seq.blocks)) for seq in running)
+        promised, size = 0, self.block_size
+        for seq in running:  # a loop and no calls: this is asked in every step with a queue
+            lacking = -(-(len(seq.token_ids) + growth) // size) - len(seq.blocks)
+            if lacking > 0:
+                promised += lacking
         return promised + max(1, self.device.num_blocks // 100)
 
     def fits(self, wanted: Iterable[tuple[KVSequence, int]], *, spare: int = 0) -> bool:
