@@ -119,7 +119,7 @@ def routes(service: Service) -> list[Route]:
 def build_app(service: Service) -> ASGIApp:
     """The whole server as one ASGI application."""
     router = Router(routes(service), redirect_slashes=False)
-    generating = {operation.path for operation in openapi.OPERATIONS if operation.generates}
+    generating = frozenset(operation.path for operation in openapi.OPERATIONS if operation.generates)
 
     async def routed(scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = router  # the router raises for unknown routes and methods instead of answering in its own shape
@@ -137,4 +137,6 @@ def build_app(service: Service) -> ASGIApp:
         log=service.log,
         keys=service.keys,
         usage=service.usage_log,
+        traces=service.traces,
+        generating=generating,
     )

@@ -44,6 +44,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "json", "text"], Meta(description="of log lines; auto: text on a terminal, else JSON")
     ] = "auto"
     usage_log: Annotated[str | None, Meta(description="append what each request used to this file, as JSON lines")] = None
+    otlp_traces_endpoint: Annotated[
+        str | None, Meta(description="send a trace of each request to this OpenTelemetry collector; needs octavo[otel]")
+    ] = None
     enable_prompt_tokens_details: Annotated[bool, Meta(description="report cached prompt tokens in usage")] = False
     max_num_queued_reqs: Annotated[int, Meta(ge=1, description="requests that may wait for a first token before 503")] = 512
     max_num_queued_tokens: Annotated[

@@ -35,6 +35,7 @@ from octavo.server.replies import Envelope
 from octavo.server.request_log import Log
 from octavo.server.status import Status
 from octavo.server.tools import detect
+from octavo.server.traces import Traces
 from octavo.server.usage_log import UsageLog
 from octavo.structured.vocabulary import vocabulary_of
 from octavo.tokenizer import Tokenizer
@@ -87,10 +88,12 @@ class Service:
         frontend: Frontend | None = None,
         keys: Keyring | None = None,
         usage_log: UsageLog | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self.options = options
         self.keys = keys or Keyring.of(options)
         self.usage_log = usage_log
+        self.traces = traces
         self.names = names.listed
         self._accepted_names = names.accepted
         self.client = client
@@ -211,7 +214,10 @@ class Service:
                 sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
             requests.append(self._engine_request(request, prompt, sampling, arrival, http.scope["state"]["client"]))
         model = self.model_name(request.model)
-        record = RequestRecord(request_id=request_id, model=model, arrival=arrival, stream=bool(request.stream))
+        operation = "chat" if isinstance(request, ChatRequest) else "text_completion"
+        record = RequestRecord(
+            request_id=request_id, model=model, operation=operation, arrival=arrival, stream=bool(request.stream)
+        )
         generation = Generation(
             requests, client=self.client, tokenizer=frontend.tokenizer, metrics=self.metrics, record=record, log=self.log
         )
