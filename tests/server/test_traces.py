@@ -170,7 +170,7 @@ def test_who_calls_decides_on_sampling_and_bad_parents_are_none(tiny_model: Path
 
 
 def test_no_collector_harms_nobody(tiny_model: Path, collector: Collector) -> None:
-    """Nobody at the address, one that refuses, one that never answers: requests are answered, the log says it, the end comes."""
+    """Nobody at the address, one that refuses, one that never answers: requests are answered, the log says it, all ends."""
     nobody = serve(tiny_model, "http://127.0.0.1:9/v1/traces", OTEL_EXPORTER_OTLP_TRACES_TIMEOUT="1")
     slow = serve(tiny_model, collector.url)
     try:
