@@ -403,7 +403,8 @@ def check_budgets(config: EngineConfig, max_model_len: int) -> None:
         raise ConfigError(f"--kv-allocation {config.kv_allocation} has no prefix caching: leave out --pin-prefix")
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise ConfigError(
-            f"--max-num-batched-tokens {config.max_num_batched_tokens} must be at least --max-num-seqs {config.max_num_seqs}"
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} must be at least --max-num-seqs {config.max_num_seqs}: "
+            f"add --max-num-batched-tokens {config.max_num_seqs} or more"
         )
     if config.kv_allocation != "paged" and config.preemption_mode == "swap":
         raise ConfigError(

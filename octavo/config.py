@@ -47,7 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         None
     )
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="sequences computed at once")] = 128
-    max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens computed in one step")] = 2048
+    max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens computed in one step; more: longer waits")] = 512
     enable_chunked_prefill: Annotated[bool, Meta(description="split long prompts over steps")] = True
     block_size: Annotated[int, Meta(ge=1, le=256, description="tokens in one KV block")] = 16
     enable_prefix_caching: Annotated[bool, Meta(description="keep finished blocks for prompts that begin alike")] = True
