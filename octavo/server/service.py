@@ -30,7 +30,7 @@ from octavo.server.names import ModelNames
 from octavo.server.options import ServerOptions
 from octavo.server.params import ModelLimits
 from octavo.server.prompt_text import TextEncoder
-from octavo.server.protocol import MAX_ID, ChatRequest, CompletionRequest, Message, SamplingFields
+from octavo.server.protocol import MAX_ID, ChatRequest, CompletionRequest, Message, SamplingFields, StreamOptions
 from octavo.server.replies import Envelope
 from octavo.server.request_log import Log
 from octavo.server.status import Status
@@ -135,6 +135,9 @@ class Service:
         frontend = self.loaded()
         model = self.model_name(request.model)
         params.check_supported(request)
+        if self.options.enable_force_include_usage and request.stream:
+            asked = request.stream_options or StreamOptions()
+            request.stream_options = msgspec.structs.replace(asked, include_usage=True, continuous_usage_stats=True)
         params.check_combinations(request, frontend.limits)
         return Envelope(
             id=self.request_id(http, prefix, request.request_id),

@@ -62,6 +62,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "reasoning_parser": ("qwen3", "qwen3"),
     "strict": ("TRUE", True),
     "log_format": ("json", "json"),
+    "enable_force_include_usage": ("on", True),
+    "allowed_origins": ("*", ("*",)),
     "otlp_traces_endpoint": ("http://localhost:4318", "http://localhost:4318"),
     "enable_prompt_tokens_details": ("on", True),
     "max_num_queued_reqs": ("9", 9),
