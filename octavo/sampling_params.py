@@ -18,6 +18,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
+MAX_TAG_DEPTH = 48
 MAX_ALTERNATIVES = 4096
 MAX_REGEX_BYTES = 4 << 10
 MAX_GRAMMAR_BYTES = 256 << 10
@@ -44,6 +45,7 @@ def _in_range(name: str, value: float, low: float, high: float) -> None:
     _require(math.isfinite(value) and low <= value <= high, f"{name} must be in [{low:g}, {high:g}]", name, value)
 
 
+_FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 EarlyStopping = bool | Literal["never"]
 
 
@@ -75,8 +77,9 @@ class BeamSearch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a request's text must be: exactly one of ``json`` (a JSON schema, as text or as a dict), ``json_object`` (any JSON
-    object), ``regex``, ``choice`` (one of these strings) and ``grammar`` (Lark as llguidance reads it, or GBNF). The names are
-    those of vLLM's class of the same name.
+    object), ``regex``, ``choice`` (one of these strings), ``grammar`` (Lark as llguidance reads it, or GBNF) and
+    ``structural_tag`` (free text with forms in it, as xgrammar describes them, as text or as a dict). The names are those of
+    vLLM's class of the same name.
 
     Of JSON: ``disable_any_whitespace`` writes it without spaces and line breaks, ``whitespace_pattern`` is a regex for what may
     stand between tokens, ``disable_additional_properties`` forbids properties that an object's schema does not name.
@@ -87,6 +90,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     choice: Sequence[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: Any = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
@@ -94,12 +98,13 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     def __post_init__(self) -> None:
         if self.choice is not None:
             msgspec.structs.force_setattr(self, "choice", tuple(self.choice))
-        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
-        given += ["json_object"] * bool(self.json_object)
-        kinds = "json, regex, choice, grammar and json_object"
+        given = [name for name in _FORMS if getattr(self, name) not in (None, False)]
+        kinds = ", ".join(_FORMS)
         _require(len(given) == 1, f"structured_outputs takes exactly one of {kinds}", "structured_outputs", given)
         if self.json is not None:
             msgspec.structs.force_setattr(self, "json", _checked_schema(self.json))
+        if self.structural_tag is not None:
+            msgspec.structs.force_setattr(self, "structural_tag", _checked_tag(self.structural_tag))
         _check_bytes("structured_outputs.regex", self.regex, MAX_REGEX_BYTES)
         _check_bytes("structured_outputs.whitespace_pattern", self.whitespace_pattern, MAX_REGEX_BYTES)
         _check_bytes("structured_outputs.grammar", self.grammar, MAX_GRAMMAR_BYTES)
@@ -111,9 +116,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
     @property
     def field(self) -> str:
-        """The one that is set: "json", "regex", "choice", "grammar" or "json_object"."""
-        names = ("json", "regex", "choice", "grammar", "json_object")
-        return next(name for name in names if getattr(self, name) not in (None, False))
+        """The name of the one that is set."""
+        return next(name for name in _FORMS if getattr(self, name) not in (None, False))
 
 
 def _check_bytes(name: str, text: str | None, most: int) -> None:
@@ -132,20 +136,38 @@ def _utf8(name: str, text: str) -> bytes:
 def _checked_schema(schema: Any) -> str:
     """A JSON schema as text, after what can be said about it without compiling it."""
     name = "structured_outputs.json"
-    try:
-        text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
-        _check_bytes(name, text, MAX_SCHEMA_BYTES)
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, TypeError, RecursionError, UnicodeError) as error:
-        raise ParameterError(f"{name} is not a JSON schema: {error}.", param=name) from None
+    text, value = _as_json(name, schema, kind="schema", most_bytes=MAX_SCHEMA_BYTES)
     _require(isinstance(value, dict | bool), f"{name} must be a JSON object", name, type(value).__name__)
+    _check_shape(name, value, most_levels=MAX_SCHEMA_DEPTH)
+    return text
+
+
+def _checked_tag(tag: Any) -> str:
+    """A structural tag as text, after what can be said about it without reading it."""
+    name = "structured_outputs.structural_tag"
+    text, value = _as_json(name, tag, kind="object", most_bytes=MAX_GRAMMAR_BYTES)
+    _require(isinstance(value, dict), f"{name} must be a JSON object", name, type(value).__name__)
+    _check_shape(name, value, most_levels=MAX_TAG_DEPTH)
+    return text
+
+
+def _as_json(name: str, given: Any, *, kind: str, most_bytes: int) -> tuple[str, Any]:
+    """JSON as text and as a value."""
+    try:
+        text = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+        _check_bytes(name, text, most_bytes)
+        return text, msgspec.json.decode(text)
+    except (msgspec.DecodeError, TypeError, RecursionError, UnicodeError) as error:
+        raise ParameterError(f"{name} is not a JSON {kind}: {error}.", param=name) from None
+
+
+def _check_shape(name: str, value: Any, *, most_levels: int) -> None:
     level, depth = [value], 1
     while level:
-        _require(depth <= MAX_SCHEMA_DEPTH, f"{name} must be nested at most {MAX_SCHEMA_DEPTH} levels deep", name, depth)
+        _require(depth <= most_levels, f"{name} must be nested at most {most_levels} levels deep", name, depth)
         for enum in [node["enum"] for node in level if isinstance(node, dict) and isinstance(node.get("enum"), list)]:
             _require(len(enum) <= MAX_ALTERNATIVES, f"an enum must have at most {MAX_ALTERNATIVES} values", name, len(enum))
         level, depth = [item for node in level for item in _children(node)], depth + 1
-    return text
 
 
 def _children(node: Any) -> list[Any]:

@@ -31,6 +31,7 @@ _METAVARS = {
     "output_file": "FILE",
     "api_keys_file": "FILE",
     "usage_log": "FILE",
+    "otlp_traces_endpoint": "URL",
     "file": "FILE",
 }
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

@@ -30,6 +30,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     request_id: str
     arrival: float
     model: str = ""
+    operation: str = ""
     stream: bool = False
     n: int = 1
     model_requests: int = 1

@@ -49,19 +49,20 @@ class Facts:
         self._service = service
 
     async def models(self, http: HttpRequest) -> Response:
-        limits = self._service.loaded().limits
-        created = self._service.created
-        cards = [
-            ModelCard(
-                id=name,
-                created=created,
-                root=self._service.names[0],
-                max_model_len=limits.max_model_len,
-                permission=[ModelPermission(id=f"modelperm-{name}", created=created)],
-            )
-            for name in self._service.names
-        ]
-        return json_response(ModelList(data=cards))
+        return json_response(ModelList(data=[self._card(name) for name in self._service.names]))
+
+    async def model(self, http: HttpRequest) -> Response:
+        return json_response(self._card(self._service.model_name(http.path_params["model"])))
+
+    def _card(self, name: str) -> ModelCard:
+        service = self._service
+        return ModelCard(
+            id=name,
+            created=service.created,
+            root=service.names[0],
+            max_model_len=service.loaded().limits.max_model_len,
+            permission=[ModelPermission(id=f"modelperm-{name}", created=service.created)],
+        )
 
     async def version(self, http: HttpRequest) -> Response:
         return json_response(Version(__version__))
@@ -108,6 +109,7 @@ def routes(service: Service) -> list[Route]:
         Route("/openapi.json", facts.openapi, methods=["GET"]),
         Route("/docs", facts.docs, methods=["GET"]),
         Route("/v1/models", facts.models, methods=["GET"]),
+        Route("/v1/models/{model:path}", facts.model, methods=["GET"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/invocations", Invocations(service, {"messages": chat, "prompt": completions}).handle, methods=["POST"]),
@@ -119,7 +121,7 @@ def routes(service: Service) -> list[Route]:
 def build_app(service: Service) -> ASGIApp:
     """The whole server as one ASGI application."""
     router = Router(routes(service), redirect_slashes=False)
-    generating = {operation.path for operation in openapi.OPERATIONS if operation.generates}
+    generating = frozenset(operation.path for operation in openapi.OPERATIONS if operation.generates)
 
     async def routed(scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = router  # the router raises for unknown routes and methods instead of answering in its own shape
@@ -130,11 +132,27 @@ def build_app(service: Service) -> ASGIApp:
         finally:
             service.answering -= counted
 
-    return Gate(
+    gate = Gate(
         routed,
         options=service.options,
         metrics=service.metrics,
         log=service.log,
         keys=service.keys,
         usage=service.usage_log,
+        traces=service.traces,
+        generating=generating,
+    )
+    return _open_to_pages(gate, service.options.allowed_origins) if service.options.allowed_origins else gate
+
+
+def _open_to_pages(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """``app`` for browsers too. They ask whether a page may send a request before they send it, and without its key."""
+    from starlette.middleware.cors import CORSMiddleware
+
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
     )

@@ -54,9 +54,11 @@ def plan_answer(
     """``continued`` is the message that the answer goes on with, "" if it is a new one; ``style`` is the name of the model's
     reasoning, None where it is not to be told apart. Raises ``ApiError`` 400."""
     forced = tools is not None and tools.forced
-    own_form = structured.wanted(request) is not None and not forced
+    form = structured.wanted(request)
+    own_form = form is not None and not forced
+    all_of_it = own_form and form is not None and form.params.structural_tag is None
     thinking = None
-    if style is not None and not own_form:  # a form that the request itself gives its text has no reasoning in it
+    if style is not None and not all_of_it:  # a form that the request itself gives to all its text has no reasoning in it
         thinking = _Thinking(STYLES[style], prompt_leaves_open(prompt, continued))
     text = TextPlan(
         splitter=None if thinking is None else partial(ReasoningSplitter, thinking.style, inside=thinking.inside),

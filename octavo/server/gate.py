@@ -24,6 +24,7 @@ from octavo.server.options import ServerOptions
 from octavo.server.protocol import MAX_ID
 from octavo.server.rate_limits import Ticket
 from octavo.server.request_log import Log
+from octavo.server.traces import Traces
 from octavo.server.usage_log import UsageLog
 
 PROBES = frozenset({"/health", "/ping", "/healthz/startup", "/healthz/ready", "/healthz/live"})
@@ -45,10 +46,14 @@ class Gate:
         log: Log,
         keys: Keyring,
         usage: UsageLog | None,
+        traces: Traces | None,
+        generating: frozenset[str],
     ) -> None:
         self._app = app
         self._keys = keys
         self._usage = usage
+        self._traces = traces
+        self._generating = generating
         self._max_header_bytes = options.max_header_bytes
         self._inject_faults = options.inject_faults
         self._metrics = metrics
@@ -150,6 +155,11 @@ class Gate:
             if self._usage is not None:
                 self._usage.write(generation.record, key=key, path=scope["path"], status=status, log=self._log)
             fields.update(generation.record.log_fields())
+        if self._traces is not None and scope["path"] in self._generating:
+            told = None if generation is None else (generation.record, generation.params)
+            trace_id = self._traces.request(scope, status=status, arrival=passage.arrival, seconds=seconds, told=told)
+            if trace_id is not None:
+                fields["trace_id"] = trace_id
         self._log.info("request", **fields)
 
 

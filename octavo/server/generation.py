@@ -15,6 +15,7 @@ import msgspec
 
 from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
+from octavo.sampling_params import SamplingParams
 from octavo.server import errors, faults
 from octavo.server.accounting import RequestRecord, ServerMetrics
 from octavo.server.body import ClientGone
@@ -67,6 +68,11 @@ class Generation:
         record.prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         record.n = requests[0].params.n
         record.model_requests = len(requests)
+
+    @property
+    def params(self) -> SamplingParams:
+        """What every prompt is decoded by."""
+        return self._requests[0].params
 
     def submit(self) -> None:
         """Gives every prompt to the engine, or none. Raises ``ApiError``."""

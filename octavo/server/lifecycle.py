@@ -30,6 +30,7 @@ from octavo.server.service import Frontend, Service
 from octavo.server.startup import startup_lines
 from octavo.server.status import Status
 from octavo.server.supervisor import Supervisor
+from octavo.server.traces import Traces
 from octavo.server.usage_log import UsageLog
 from octavo.server.wire import Ready
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _POLL = 0.02
 _LAST_WORDS = 0.2
 """Seconds for error events to reach their clients before connections are closed."""
+_TRACES_WAIT = 2.0
+"""Seconds for the last traces to reach their collector."""
 
 
 class Lifecycle:
@@ -50,6 +53,7 @@ class Lifecycle:
         options: ServerOptions,
         keys: Keyring,
         usage_log: UsageLog | None,
+        traces: Traces | None,
         *,
         sock: socket.socket,
         process_start: float,
@@ -58,6 +62,7 @@ class Lifecycle:
         self._options = options
         self._keys = keys
         self._usage_log = usage_log
+        self._traces = traces
         self._sock = sock
         self._process_start = process_start
         self._log = Log.to(sys.stderr, options.log_format)
@@ -85,6 +90,7 @@ class Lifecycle:
             log=self._log,
             keys=self._keys,
             usage_log=self._usage_log,
+            traces=self._traces,
         )
         self._http = make_server(build_app(self._service), self._options)
         self._catch_signals()
@@ -97,6 +103,8 @@ class Lifecycle:
         loading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close, _TRACES_WAIT)
         if self._service.frontend is not None:
             self._service.frontend.grammars.close()
         spawner.shutdown(wait=False)
@@ -136,6 +144,8 @@ class Lifecycle:
         front = await asyncio.to_thread(_open_frontend, config)
         if config.pin_prefix:
             self._supervisor.pin(await asyncio.to_thread(_read_prefixes, config, front))
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.open, self._log)
         self._service.frontend = Frontend.build(
             front.tokenizer, front.model_config, max_model_len=front.max_model_len, config=config
         )

@@ -17,6 +17,7 @@ from octavo.server.auth import Keyring
 from octavo.server.exit_codes import BAD_CONFIG, PORT_IN_USE
 from octavo.server.listen import PortError, bind
 from octavo.server.options import ServerOptions
+from octavo.server.traces import Traces
 from octavo.server.usage_log import UsageLog
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
     try:
         options.check()
         keys, usage_log = Keyring.of(options), UsageLog.of(options.usage_log)
+        traces = Traces.of(options.otlp_traces_endpoint)
         sock = bind(options.host, options.port)
     except (ConfigError, PortError) as error:
         print(f"octavo: error: {error}", file=sys.stderr, flush=True)
@@ -53,7 +55,7 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
     from octavo.server.lifecycle import Lifecycle
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        served = Lifecycle(config, options, keys, usage_log, sock=sock, process_start=process_start)
+        served = Lifecycle(config, options, keys, usage_log, traces, sock=sock, process_start=process_start)
         status = runner.run(served.run(started, spawner))
         sys.stdout.flush()
         sys.stderr.flush()

@@ -6,6 +6,7 @@ script, nothing fetched from anywhere. Both are made once, when first asked for.
 
 import functools
 import html
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -79,6 +80,7 @@ OPERATIONS = (
         generates=True,
     ),
     Operation(path="/v1/models", method="get", summary="The served models", answers={JSON: responses.ModelList}),
+    Operation(path="/v1/models/{model}", method="get", summary="One of them", answers={JSON: responses.ModelCard}),
     Operation(
         path="/tokenize",
         method="post",
@@ -214,11 +216,13 @@ def _operation(operation: Operation, by_type: Mapping[Any, Schema]) -> Schema:
     if operation.answers:
         success["content"] = {media: {"schema": schema(kind)} for media, kind in operation.answers.items()}
     made: Schema = {
-        "operationId": f"{operation.method}{operation.path.replace('/', '_').replace('.', '_')}",
+        "operationId": operation.method + re.sub(r"\W+", "_", operation.path).rstrip("_"),
         "summary": operation.summary,
         "security": [] if operation.probe else [{}, {"key": []}],
         "responses": {"200": success, **_refusals(operation, by_type[ErrorBody])},
     }
+    if names := _path_names(operation):
+        made["parameters"] = [{"name": name, "in": "path", "required": True, "schema": _STRING} for name in names]
     if operation.takes is not None:
         made["requestBody"] = {"required": True, "content": {JSON: {"schema": schema(operation.takes)}}}
     return made
@@ -228,7 +232,12 @@ def _refusals(operation: Operation, error: Schema) -> Schema:
     if operation.probe:  # a probe says what is the matter in words of its own
         either = {"anyOf": [error, {"type": "object"}]}
         return {"503": {"description": "Not now.", "content": {JSON: {"schema": either}}}, **_refused((400, 431), error)}
-    return _refused(tuple(_REFUSALS) if operation.takes is not None else _WITHOUT_BODY, error)
+    codes = tuple(_REFUSALS) if operation.takes is not None else _WITHOUT_BODY
+    return _refused(codes if 404 in codes or not _path_names(operation) else (*codes, 404), error)
+
+
+def _path_names(operation: Operation) -> list[str]:
+    return re.findall(r"{(\w+)}", operation.path)
 
 
 def _refused(codes: tuple[int, ...], error: Schema) -> Schema:

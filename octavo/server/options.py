@@ -27,6 +27,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: Annotated[
         tuple[str, ...], Meta(description="names that clients may call the model; default: as given, of a path the last part")
     ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...], Meta(description="web pages that may call this server, as https://example.org; *: all")
+    ] = ()
     drain_timeout: Annotated[float, Meta(ge=0, description="seconds that running requests get to finish after SIGTERM")] = 30.0
     enable_auto_tool_choice: Annotated[
         bool, Meta(description="let the model decide on calls when a request brings tools and says nothing else")
@@ -44,6 +47,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "json", "text"], Meta(description="of log lines; auto: text on a terminal, else JSON")
     ] = "auto"
     usage_log: Annotated[str | None, Meta(description="append what each request used to this file, as JSON lines")] = None
+    otlp_traces_endpoint: Annotated[
+        str | None, Meta(description="send a trace of each request to this OpenTelemetry collector; needs octavo[otel]")
+    ] = None
+    enable_force_include_usage: Annotated[
+        bool, Meta(description="report usage in every chunk of every stream, asked for or not")
+    ] = False
     enable_prompt_tokens_details: Annotated[bool, Meta(description="report cached prompt tokens in usage")] = False
     max_num_queued_reqs: Annotated[int, Meta(ge=1, description="requests that may wait for a first token before 503")] = 512
     max_num_queued_tokens: Annotated[
@@ -65,6 +74,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Raises ``ConfigError`` for choices that are each legal but not together."""
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key must not be empty")
+        odd = [origin for origin in self.allowed_origins if origin != "*" and "://" not in origin]
+        if odd:
+            raise ConfigError(f"--allowed-origins: {odd[0]!r} is no origin, as https://example.org, nor *")
         if self.inject_faults and not _is_loopback(self.host):
             raise ConfigError("--inject-faults is for tests, and only for a loopback --host")
         has_keys = bool(self.api_key) or self.api_keys_file is not None

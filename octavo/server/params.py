@@ -39,8 +39,14 @@ _UNSUPPORTED = (
     "thinking_token_budget",
     "kv_transfer_params",
     "ec_transfer_params",
+    "return_token_offsets",
+    "stream_interval",
+    "watermarking",
+    "vllm_xargs",
     "suffix",
     "documents",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
     "functions",
     "function_call",
     "audio",
@@ -175,7 +181,10 @@ def requested_logprobs(request: CompletionRequest | ChatRequest) -> int | None:
         if request.top_logprobs:
             raise errors.invalid("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
         return None
-    return request.top_logprobs or 0
+    top = request.top_logprobs or 0
+    if top < 0:
+        raise ParameterError(f"top_logprobs must be at least 0, got {top}.", param="top_logprobs", value=top)
+    return top
 
 
 def build(

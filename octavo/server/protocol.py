@@ -72,6 +72,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     prompt_cache_retention: Any = None
     prediction: Any = None
     session_id: Any = None
+    routed_experts_prompt_start: Any = None
+    mm_payload: Any = None
 
     # the form of the answer, one of them at the most: see structured.py
     response_format: Any = None
@@ -89,6 +91,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     thinking_token_budget: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
+    return_token_offsets: Any = None
+    stream_interval: Any = None
+    watermarking: Any = None
+    vllm_xargs: Any = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -146,6 +152,8 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     chat_template: Any = None
     documents: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None

@@ -30,11 +30,12 @@ from octavo.server.names import ModelNames
 from octavo.server.options import ServerOptions
 from octavo.server.params import ModelLimits
 from octavo.server.prompt_text import TextEncoder
-from octavo.server.protocol import MAX_ID, ChatRequest, CompletionRequest, Message, SamplingFields
+from octavo.server.protocol import MAX_ID, ChatRequest, CompletionRequest, Message, SamplingFields, StreamOptions
 from octavo.server.replies import Envelope
 from octavo.server.request_log import Log
 from octavo.server.status import Status
 from octavo.server.tools import detect
+from octavo.server.traces import Traces
 from octavo.server.usage_log import UsageLog
 from octavo.structured.vocabulary import vocabulary_of
 from octavo.tokenizer import Tokenizer
@@ -87,10 +88,12 @@ class Service:
         frontend: Frontend | None = None,
         keys: Keyring | None = None,
         usage_log: UsageLog | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self.options = options
         self.keys = keys or Keyring.of(options)
         self.usage_log = usage_log
+        self.traces = traces
         self.names = names.listed
         self._accepted_names = names.accepted
         self.client = client
@@ -132,6 +135,9 @@ class Service:
         frontend = self.loaded()
         model = self.model_name(request.model)
         params.check_supported(request)
+        if self.options.enable_force_include_usage and request.stream:
+            asked = request.stream_options or StreamOptions()
+            request.stream_options = msgspec.structs.replace(asked, include_usage=True, continuous_usage_stats=True)
         params.check_combinations(request, frontend.limits)
         return Envelope(
             id=self.request_id(http, prefix, request.request_id),
@@ -211,7 +217,10 @@ class Service:
                 sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
             requests.append(self._engine_request(request, prompt, sampling, arrival, http.scope["state"]["client"]))
         model = self.model_name(request.model)
-        record = RequestRecord(request_id=request_id, model=model, arrival=arrival, stream=bool(request.stream))
+        operation = "chat" if isinstance(request, ChatRequest) else "text_completion"
+        record = RequestRecord(
+            request_id=request_id, model=model, operation=operation, arrival=arrival, stream=bool(request.stream)
+        )
         generation = Generation(
             requests, client=self.client, tokenizer=frontend.tokenizer, metrics=self.metrics, record=record, log=self.log
         )

@@ -81,8 +81,11 @@ def _response_format(given: Any) -> list[tuple[str, str | None, dict[str, Any]]]
         return []
     if kind == "json_object" and given.get("schema") is None:
         return [(name, name, {"json_object": True})]
+    if kind == "structural_tag":
+        return [(name, name, {"structural_tag": given})]
     if kind not in ("json_object", "json_schema"):
-        raise errors.invalid(f"`{name}.type` must be text, json_object or json_schema.", f"{name}.type")
+        message = f"`{name}.type` must be text, json_object, json_schema or structural_tag."
+        raise errors.invalid(message, f"{name}.type")
     inner, place = given, name
     if isinstance(given.get("json_schema"), dict):
         inner, place = given["json_schema"], f"{name}.json_schema"

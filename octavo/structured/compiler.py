@@ -1,7 +1,8 @@
 """What a request's text must be -> a matcher of llguidance, within limits of size and effort.
 
-Owns the translation of every form (JSON schema, regex, choices, grammar) and the limits. The same compiler runs where requests
-are checked and where they are computed, so that what was accepted compiles again. llguidance is imported with the first one.
+Owns the translation of every form (JSON schema, regex, choices, grammar, tags) and the limits. The same compiler runs where
+requests are checked and where they are computed, so that what was accepted compiles again. llguidance is imported with
+the first one.
 """
 
 import json
@@ -11,6 +12,7 @@ import msgspec
 
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.structured.schema_walk import path_at_fault, without_additional_properties
+from octavo.structured.tags import JsonSchema, Regex, TagError, TagGrammar, Tags, leaves_of, read_tags
 from octavo.structured.vocabulary import Vocabulary
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
@@ -67,7 +69,7 @@ class GrammarCompiler:
 
     def compile(self, wanted: StructuredOutputsParams) -> Any:
         """A matcher (``llguidance.LLMatcher``) at the beginning. Raises ``GrammarError``."""
-        return self._compile(_definition(wanted, wanted.json))
+        return self._compile(_definition(wanted))
 
     def check(self, wanted: StructuredOutputsParams) -> None:
         """Compile, and match the first token, to see whether it works. Raises ``GrammarError`` with the path of a JSON schema's
@@ -77,14 +79,32 @@ class GrammarCompiler:
             if not any(mask):
                 raise GrammarError("no text has this form")
         except GrammarError as error:
-            path = ""
-            if wanted.json is not None:
-                path = path_at_fault(msgspec.json.decode(wanted.json), lambda part: self._complaint(wanted, part))
-            raise GrammarError(str(error), path=error.path or path) from None
+            path = error.path or self._path_at_fault(wanted)
+            raise GrammarError(str(error), path=path) from None
 
-    def _complaint(self, wanted: StructuredOutputsParams, schema: Any) -> str:
+    def _path_at_fault(self, wanted: StructuredOutputsParams) -> str:
+        """The path of what does not compile by itself, "" if everything does."""
+        if wanted.json is not None:
+            return path_at_fault(msgspec.json.decode(wanted.json), lambda part: self._complaint(wanted, part))
+        if wanted.structural_tag is None:
+            return ""
+        tags = _tags(wanted)
+        for path, leaf in leaves_of(tags.format):
+            if not self._complaint(wanted, leaf):
+                continue
+            inner = ""
+            if isinstance(leaf, JsonSchema):
+                inner = path_at_fault(leaf.json_schema, lambda part: self._complaint(wanted, part))
+            return tags.place(f"{path}.{inner}" if inner else path)
+        return ""
+
+    def _complaint(self, wanted: StructuredOutputsParams, part: Any) -> str:
+        """What is said against a JSON schema, or against a part of a structural tag."""
         try:
-            self._compile(_definition(wanted, schema))
+            if isinstance(part, Regex):
+                self._compile(self._matcher.grammar_from_regex(part.pattern))
+            else:
+                self._compile(_from_schema(wanted, part.json_schema if isinstance(part, JsonSchema) else part))
         except GrammarError as error:
             return str(error)
         return ""
@@ -96,8 +116,8 @@ class GrammarCompiler:
         return matcher
 
 
-def _definition(wanted: StructuredOutputsParams, schema: Any) -> str:
-    """The grammar as llguidance reads it; ``schema`` stands for ``wanted.json``."""
+def _definition(wanted: StructuredOutputsParams) -> str:
+    """The grammar as llguidance reads it."""
     from llguidance import LLMatcher
 
     if wanted.regex is not None:
@@ -106,23 +126,58 @@ def _definition(wanted: StructuredOutputsParams, schema: Any) -> str:
         return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in wanted.choice))
     if wanted.grammar is not None:
         return LLMatcher.grammar_from_lark(_lark(wanted.grammar))
-    if wanted.json_object:
-        schema = {"type": "object"}
-    elif isinstance(schema, str):
-        schema = msgspec.json.decode(schema)
+    if wanted.structural_tag is not None:
+        return LLMatcher.grammar_from_lark(_tag_grammar(wanted))
+    return _from_schema(wanted, {"type": "object"} if wanted.json_object else msgspec.json.decode(wanted.json))
+
+
+def _from_schema(wanted: StructuredOutputsParams, schema: Any) -> str:
+    from llguidance import LLMatcher
+
+    text, options = msgspec.json.encode(_closed(wanted, schema)).decode(), _spaces(wanted)
+    try:
+        return LLMatcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise GrammarError(_one_line(str(error))) from None
+
+
+def _closed(wanted: StructuredOutputsParams, schema: Any) -> dict[str, Any]:
+    """A schema as the request wants it."""
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     if wanted.disable_additional_properties:
         schema = without_additional_properties(schema)
     # A client's own "x-guidance" would come before the request's wishes: it is none of JSON Schema's keywords.
-    schema = {name: value for name, value in schema.items() if name != "x-guidance"}
-    options: dict[str, Any] = {"whitespace_pattern": wanted.whitespace_pattern or WHITESPACE}
+    return {name: value for name, value in schema.items() if name != "x-guidance"}
+
+
+def _spaces(wanted: StructuredOutputsParams) -> dict[str, Any]:
     if wanted.disable_any_whitespace:
-        options = {"whitespace_flexible": False}
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": wanted.whitespace_pattern or WHITESPACE}
+
+
+def _tags(wanted: StructuredOutputsParams) -> Tags:
     try:
-        return LLMatcher.grammar_from_json_schema(msgspec.json.encode(schema).decode(), overrides=options)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise GrammarError(_one_line(str(error))) from None
+        return read_tags(msgspec.json.decode(wanted.structural_tag or ""))
+    except TagError as error:
+        raise GrammarError(str(error), path=error.path) from None
+
+
+def _tag_grammar(wanted: StructuredOutputsParams) -> str:
+    from llguidance import regex_to_lark
+
+    def schema_rule(schema: Any) -> str:
+        return "%json " + json.dumps({**_closed(wanted, schema), "x-guidance": _spaces(wanted)})
+
+    def regex_rule(pattern: str) -> str:
+        return f"/{regex_to_lark(pattern)}/"
+
+    tags = _tags(wanted)
+    try:
+        return TagGrammar(schema_rule=schema_rule, regex_rule=regex_rule).write(tags.format)
+    except TagError as error:
+        raise GrammarError(str(error), path=tags.place(error.path)) from None
 
 
 def _lark(text: str) -> str:

@@ -161,6 +161,7 @@ def test_n_is_refused_before_anything_grows_with_it(bench: Bench) -> None:
         ({"messages": HELLO * 2049}, "messages", "at most 2048 entries"),
         ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs", "`logprobs` must be set to true"),
         ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "sample logprobs of 21"),
+        ({"messages": HELLO, "logprobs": True, "top_logprobs": -1}, "top_logprobs", "top_logprobs must be at least 0"),
         ({"messages": HELLO, "tool_choice": "auto"}, "tool_choice", "`tools` must be set"),
         ({"messages": HELLO, "chat_template": "{{ x }}"}, "chat_template", "not trusted"),
         ({"messages": HELLO, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "cannot set 'messages'"),

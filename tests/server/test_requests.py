@@ -155,6 +155,66 @@ def test_models_list_every_name(bench: Bench) -> None:
     assert cards[0]["max_model_len"] == 64 and cards[0]["parent"] is None and cards[0]["permission"][0]["group"] is None
 
 
+def test_one_model_by_its_name(bench: Bench) -> None:
+    cards = json.loads(bench.call("GET", "/v1/models")[2])["data"]
+    for card in cards:
+        status, _, body = bench.call("GET", f"/v1/models/{card['id']}")
+        assert status == 200 and json.loads(body) == card
+    for name in ("other", "org/other", "org%2Fother"):
+        status, _, body = bench.call("GET", f"/v1/models/{name}")
+        assert error_of(status, body)["code"] == 404
+
+
+def test_usage_for_those_who_did_not_ask(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "tokenizer", ServerOptions(enable_force_include_usage=True))
+    for path, subject in ((COMPLETIONS, {"prompt": "hi"}), (CHAT, {"messages": HELLO})):
+        for more in ({}, {"stream_options": {"include_usage": False}}):
+            _, _, body = bench.call("POST", path, {**subject, "max_tokens": 3, "stream": True, **more})
+            *events, done = body.decode().strip().split("\n\n")
+            chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+            assert done == "data: [DONE]" and all(chunk["usage"] for chunk in chunks) and chunks[-1]["choices"] == []
+        assert bench.post(path, **subject, max_tokens=3)[0] == 200
+
+
+def test_web_pages_may_call_where_they_are_let(tmp_path: Path) -> None:
+    page = "https://page.example"
+    ask = {"origin": page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    options = ServerOptions(allowed_origins=(page,), api_key=("secret",))
+    bench = Bench(tmp_path / "tokenizer", options)
+    status, headers, _ = bench.call("OPTIONS", COMPLETIONS, headers=ask)
+    assert (status, headers["access-control-allow-origin"]) == (200, page)
+    assert "POST" in headers["access-control-allow-methods"]
+    assert bench.call("OPTIONS", COMPLETIONS, headers={**ask, "origin": "https://other.example"})[0] == 400
+    sent = {"origin": page, "authorization": "Bearer secret"}
+    status, headers, _ = bench.call("POST", COMPLETIONS, {"prompt": "hi"}, headers=sent)
+    assert (status, headers["access-control-allow-origin"]) == (200, page) and "x-request-id" in headers
+    status, headers, body = bench.call("POST", COMPLETIONS, {"prompt": "hi"}, headers={"origin": page})
+    assert error_of(status, body)["code"] == 401 and headers["access-control-allow-origin"] == page
+    closed = Bench(tmp_path / "closed")
+    status, headers, _ = closed.call("OPTIONS", COMPLETIONS, headers=ask)
+    assert status == 405 and "access-control-allow-origin" not in headers
+    with pytest.raises(ConfigError, match="--allowed-origins"):
+        ServerOptions(allowed_origins=('["*"]',)).check()
+
+
+def test_fields_of_other_servers_at_their_defaults_change_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "tokenizer", ServerOptions(strict=True))
+    defaults: dict[str, Any] = {
+        "watermarking": None, "stream_interval": None, "vllm_xargs": None, "return_token_offsets": False,
+        "mm_payload": "tensors",
+        "routed_experts_prompt_start": 0, "session_id": None, "logprob_token_ids": None, "repetition_detection": None,
+    }  # fmt: skip
+    assert asked(bench, **defaults) == asked(bench)
+    assert asked(bench, CHAT, **defaults, media_io_kwargs=None, mm_processor_kwargs=None) == asked(bench, CHAT)
+    for name, value in {
+        "stream_interval": 5,
+        "vllm_xargs": {"a": 1},
+        "return_token_offsets": True,
+        "watermarking": {"k": 1},
+    }.items():
+        assert bench.error(COMPLETIONS, prompt="hi", **{name: value})["param"] == name
+
+
 def test_small_routes(bench: Bench) -> None:
     assert bench.call("GET", "/health")[::2] == (200, b"")
     assert bench.call("POST", "/ping")[0] == 200

@@ -23,6 +23,13 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 RESPONSE_FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+CALL = {"begin": "<call>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "</call>"}
+TAGS: Any = {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<call"], "tags": [CALL]}}
+OLDER_TAGS: Any = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<call>", "schema": SCHEMA, "end": "</call>"}],
+    "triggers": ["<call"],
+}
 MULTIPLE = {"type": "integer", "multipleOf": 9999991, "minimum": 0, "maximum": 10**18}
 CHAIN = "start: r0\n" + "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(3000)) + '\nr3000: "a"'
 
@@ -53,6 +60,10 @@ ASKED: list[tuple[dict[str, Any], StructuredOutputsParams | None]] = [
     ({"guided_regex": "a+"}, StructuredOutputsParams(regex="a+")),
     ({"guided_choice": ["a", "b"]}, StructuredOutputsParams(choice=["a", "b"])),
     ({"guided_grammar": 'root ::= "a"'}, StructuredOutputsParams(grammar='root ::= "a"')),
+    ({"response_format": TAGS}, StructuredOutputsParams(structural_tag=TAGS)),
+    ({"response_format": OLDER_TAGS}, StructuredOutputsParams(structural_tag=OLDER_TAGS)),
+    ({"structured_outputs": {"structural_tag": TAGS}}, StructuredOutputsParams(structural_tag=TAGS)),
+    ({"structured_outputs": {"structural_tag": json.dumps(TAGS)}}, StructuredOutputsParams(structural_tag=json.dumps(TAGS))),
 ]
 
 
@@ -72,7 +83,7 @@ def nested(schema: Any) -> Any:
 _DEEP: dict[str, Any] = {"properties": {"a": {"items": {"anyOf": [{"type": "null"}, {"type": "foo"}]}}}}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": "json"}, "response_format", "expected an object with a type"),
-    ({"response_format": {"type": "xml"}}, "response_format.type", "must be text, json_object or json_schema"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "must be text, json_object, json_schema or structural_tag"),
     ({"response_format": {"type": "json_schema"}}, "response_format.schema", "must be a JSON schema"),
     ({"response_format": nested([])}, "response_format.json_schema.schema", "must be a JSON schema"),
     (
@@ -88,7 +99,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": "x"}, "structured_outputs", "expected an object"),
     ({"structured_outputs": {}}, "structured_outputs", "exactly one of"),
     ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one of"),
-    ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag", "not supported"),
+    ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag", "missing required field format"),
+    ({"structured_outputs": {"structural_tag": []}}, "structured_outputs.structural_tag", "must be a JSON object"),
+    ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag", "is not a JSON object"),
+    ({"structured_outputs": {"structural_tag": TAGS, "regex": "a"}}, "structured_outputs", "exactly one of"),
+    ({"structured_outputs": {"xml": 1}}, "structured_outputs.xml", "not supported"),
     ({"structured_outputs": {"regex": 5}}, "structured_outputs", "expected `str | null`"),
     ({"structured_outputs": {"regex": "(["}}, "structured_outputs.regex", "unclosed"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "structured_outputs.choice must have between 1"),
@@ -133,6 +148,93 @@ def test_the_official_client(server: RunningServer) -> None:
         client.chat.completions.create(**options, response_format=nested(_DEEP))
     body: Any = caught.value.body
     assert body["param"] == "response_format.json_schema.schema.properties.a.items.anyOf[1]"
+
+
+def at(path: str, content: Any) -> Any:
+    """``TAGS`` with something else at one place of its format."""
+    changed = json.loads(json.dumps(TAGS))
+    place: Any = changed["format"]
+    *steps, last = path.split(".")
+    for step in steps:
+        place = place[int(step) if step.isdecimal() else step]
+    place[int(last) if last.isdecimal() else last] = content
+    return changed
+
+
+BAD_TAGS: list[tuple[Any, str, str]] = [
+    ({"type": "structural_tag"}, "", "missing required field format"),
+    ({"type": "structural_tag", "format": "x"}, ".format", "expected"),
+    (
+        {"type": "structural_tag", "format": {"type": "qwen_xml_parameter"}},
+        ".format.type",
+        "invalid value 'qwen_xml_parameter'",
+    ),
+    (at("type", "token_triggered_tags"), ".format.type", "invalid value"),
+    (at("tags", []), ".format.tags", "must not be empty"),
+    (at("triggers", []), ".format.triggers", "must not be empty"),
+    (at("triggers.0", ""), ".format.triggers", "must not be an empty string"),
+    (at("triggers", ["<call", "<call>"]), ".format.triggers[0]", "must not be part of one another"),
+    (at("triggers", ["<call", "<x"]), ".format.triggers[1]", "none of the tags begins with it"),
+    (at("tags.0.begin", "[call]"), ".format.triggers[0]", "none of the tags begins with it"),
+    (at("tags.0.end", []), ".format.tags[0].end", "must not be empty"),
+    (at("tags.0.end", ["a", ""]), ".format.tags[0].end[1]", "must not be an empty string"),
+    (at("tags.0.begin", {"type": "token"}), ".format.tags[0].begin", "expected str, got object"),
+    (at("tags.0.style", 1), ".format.tags[0]", "unknown field style"),
+    (at("tags.0.content", {"type": "any_text", "x": 1}), ".format.tags[0].content", "unknown field x"),
+    (at("tags.0.content", {"type": "regex", "pattern": "(["}), ".format.tags[0].content.pattern", "unclosed"),
+    (
+        at("tags.0.content.json_schema", _DEEP),
+        ".format.tags[0].content.json_schema.properties.a.items.anyOf[1]",
+        "Invalid type",
+    ),
+    (
+        at("tags.0.content", {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "const_string", "value": "x"}]}),
+        ".format.tags[0].content.elements[0]",
+        "free text must come last",
+    ),
+    ({**OLDER_TAGS, "triggers": ["<call", "x"]}, ".triggers[1]", "none of the tags begins with it"),
+    ({**OLDER_TAGS, "triggers": 5}, ".triggers", "expected array"),
+    ({**OLDER_TAGS, "structures": [{"begin": "<call>", "end": ""}]}, ".structures[0]", "missing required field schema"),
+    ({**OLDER_TAGS, "structures": [{"begin": "<call>", "schema": "{", "end": ""}]}, ".structures[0].schema", "JSON schema"),
+    (
+        {**OLDER_TAGS, "structures": [{"begin": "<call>", "schema": _DEEP, "end": "x"}]},
+        ".structures[0].schema.properties.a.items.anyOf[1]",
+        "Invalid type",
+    ),
+]
+
+
+def test_bad_structural_tags_are_refused_by_path(bench: Bench) -> None:
+    for tags, path, words in BAD_TAGS:
+        for name, fields in {
+            "response_format": {"response_format": tags},
+            "structured_outputs.structural_tag": {"structured_outputs": {"structural_tag": tags}},
+        }.items():
+            error = bench.error(COMPLETIONS, prompt="hi", **fields)
+            assert (error["code"], error["param"]) == (400, name + path), error
+            assert words in error["message"], error
+    assert not bench.engine.requests
+    bench.frontend.grammars.close()
+
+
+def test_tags_in_chats_streamed_and_not(server: RunningServer) -> None:
+    """The text of a tiny model is noise, so that the trigger is likely only where it must come."""
+    client: Any = openai.OpenAI(api_key="EMPTY", base_url=f"{server.url}/v1", max_retries=0)
+    wanted = at("at_least_one", True)
+    options: dict[str, Any] = {"model": "tiny", "messages": HELLO, "max_tokens": 200, "temperature": 1.0, "seed": 1, "n": 2}
+    whole = client.chat.completions.create(**options, response_format=wanted)
+    chunks = list(client.chat.completions.create(**options, response_format=wanted, stream=True))
+    for choice in whole.choices:
+        streamed = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == choice.index]
+        assert "".join(piece.delta.content or "" for piece in streamed) == choice.message.content
+        call, found, _ = choice.message.content.removeprefix("<call>").partition("</call>")
+        assert found
+        jsonschema.validate(json.loads(call), SCHEMA)
+    ended = at("at_least_one", True)
+    ended["format"]["stop_after_first"] = True
+    body = {"prompt": "hi", "max_tokens": 200, "structured_outputs": {"structural_tag": ended}, "temperature": 1.0}
+    (choice,) = httpx.post(f"{server.url}{COMPLETIONS}", json=body, timeout=60).json()["choices"]
+    assert choice["finish_reason"] == "stop" and choice["text"].endswith("</call>")
 
 
 def test_when_too_many_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
