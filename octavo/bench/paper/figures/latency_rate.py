@@ -125,12 +125,12 @@ def _seeds(bench: Bench, machine: str, trace: str) -> Sequence[int]:
 
 
 def _plan(bench: Bench, machine: str, trace: str) -> Plan:
-    """Thresholds are ten to twenty times what a token takes on an idle engine; lower where runs are too short for queues."""
+    """Thresholds are ten to twenty times what a token takes on an idle engine."""
     short = trace != "sharegpt"
     if machine == HERE:
         if bench.quick:
-            seconds = 2.0 if short else 3.0
-            return Plan(threshold=0.03, seconds=seconds, fewest=6, fractions=(1.0, 1.5), closeness=1.3, most_runs=3)
+            seconds, runs = (2.0, 2) if short else (3.0, 3)
+            return Plan(threshold=0.05, seconds=seconds, fewest=6, fractions=(1.0, 1.5), closeness=1.3, most_runs=runs)
         seconds = 5.0 if short else 8.0
         return Plan(threshold=0.05, seconds=seconds, fewest=20, fractions=(0.5, 0.9, 1.2), closeness=1.1, most_runs=6)
     if bench.quick:
