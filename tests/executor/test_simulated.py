@@ -21,11 +21,11 @@ def slow_cost(work: StepWork) -> StepTimings:
     return StepTimings(copies=1e-3 * work.swapped_tokens, forward=0.01 + 1e-3 * work.num_tokens)
 
 
-def engine(*, num_blocks: int = 64, num_host_blocks: int = 0, max_len: int = 80, **changes: object) -> Simulated:
+def engine(*, num_blocks: int = 64, num_host_blocks: int = 0, **changes: object) -> Simulated:
     fields = {"model": "m", "block_size": 4, "max_num_seqs": 16, "max_num_batched_tokens": 64, **changes}
     config = EngineConfig(**fields)  # type: ignore[arg-type]
     return simulate(
-        config, slow_cost, num_blocks=num_blocks, max_model_len=max_len, vocab_size=VOCABULARY, num_host_blocks=num_host_blocks
+        config, slow_cost, num_blocks=num_blocks, max_model_len=80, vocab_size=VOCABULARY, num_host_blocks=num_host_blocks
     )
 
 
@@ -206,7 +206,8 @@ def test_the_executor_waits_to_be_asked() -> None:
 
 def test_groups_do_not_come_and_go_where_that_costs() -> None:
     """Requests of 30 to 250 tokens in a pool for 768: without room to grow, every other one would be computed again."""
-    simulated = engine(num_blocks=48, block_size=16, max_len=300, enable_prefix_caching=False)
+    config = EngineConfig(model="m", enable_prefix_caching=False)
+    simulated = simulate(config, slow_cost, num_blocks=48, max_model_len=300, vocab_size=VOCABULARY)
     rng = random.Random(3)
     for i in range(90):
         params = SamplingParams(temperature=0.0, max_tokens=rng.choice([10, 40, 80, 200]), ignore_eos=True)
