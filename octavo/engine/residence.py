@@ -113,7 +113,7 @@ class Residence:
 
     def _should_swap(self, live: list[Sequence]) -> bool:
         num_blocks = self._kv.num_distinct_blocks(live)
-        if self._config.preemption_mode == "recompute" or num_blocks > self._kv.host.num_free:
+        if self._config.preemption_mode == "recompute" or not 0 < num_blocks <= self._kv.host.num_free:
             return False
         if self._config.preemption_mode == "swap":
             return True
@@ -173,6 +173,7 @@ class Residence:
             self._counters.prefix_cache_queries += len(first.token_ids)
             self._counters.prefix_cache_hits += first.num_computed
         first.usage.shared += len(first.blocks)
+        self._kv.allocate(first, 0)  # what is reserved in advance is, even if the step has no token left for it
         self.waiting.remove(group)
         self._policy.began(group)
         self.enqueue(group, GroupStatus.RUNNING)

@@ -2,8 +2,8 @@
 
 Behind the interface of ``KVCacheManager``, so that the same scheduler, model and kernels run on it: a region is read through
 a block table of consecutive numbers. Nothing is shared, cached or swapped. Invariants: all regions that a group will ever need
-are reserved when its first token is planned, so a running sequence always fits and is never preempted; what a fork copies is
-read before its source can be written by anyone else.
+are reserved when it begins, so a running sequence always fits and is never preempted; what a fork copies is read before its
+source can be written by anyone else.
 """
 
 from collections.abc import Callable, Iterable, Sequence

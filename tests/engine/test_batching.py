@@ -167,3 +167,19 @@ def test_free_slots_are_wasted_only_while_somebody_waits_for_more() -> None:
     slots = harness.scheduler.kv_slots()
     assert (slots.free, slots.unusable, slots.external, slots.wanted) == (0, 16, 18, 48), "the order is kept: narrow waits too"
     harness.steps()
+
+
+@pytest.mark.parametrize("kv_allocation", ["orca-oracle", "orca-pow2"])
+def test_who_begins_without_a_token_has_its_region(kv_allocation: KVAllocation) -> None:
+    """What the prompt that is being computed leaves of each step is kept for short ones, so that the long one begins without a
+    token. The short one that comes later must not take the room that the long one was promised."""
+    harness = Harness(kv_allocation, num_blocks=18, max_num_batched_tokens=8)
+    harness.add("running", prompt_len=28)
+    harness.engine.step()
+    harness.add("long", prompt_len=20)
+    harness.add("short", prompt_len=2)
+    harness.engine.step()
+    harness.add("shorter", prompt_len=2)
+    harness.engine.step()
+    assert {name for name, *_ in harness.scheduler.blocks_of_requests()} == {"running", "long", "short"}
+    assert {name for step in ends(harness.steps()) for name in step} == {"running", "long", "short", "shorter"}

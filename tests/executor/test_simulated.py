@@ -202,3 +202,17 @@ def test_the_executor_waits_to_be_asked() -> None:
     assert simulated.clock() == before
     output = pending.result()
     assert simulated.clock() == before + output.timings.forward
+
+
+def test_groups_do_not_come_and_go_where_that_costs() -> None:
+    """Requests of 30 to 250 tokens in a pool for 768: without room to grow, every other one would be computed again."""
+    config = EngineConfig(model="m", enable_prefix_caching=False)
+    simulated = simulate(config, slow_cost, num_blocks=48, max_model_len=300, vocab_size=VOCABULARY)
+    rng = random.Random(3)
+    for i in range(90):
+        params = SamplingParams(temperature=0.0, max_tokens=rng.choice([10, 40, 80, 200]), ignore_eos=True)
+        prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(20, 50))]
+        simulated.engine.add(Request(id=str(i), prompt_token_ids=prompt, params=params, seed=i, arrival_time=0.0))
+    while simulated.engine.has_work:
+        simulated.engine.step()
+    assert 0 < simulated.engine.scheduler.counters.preemptions < 30

@@ -1,11 +1,14 @@
-"""How latency grows with the rate of requests, and the knee: the highest rate that an engine sustains.
+"""How latency grows with the rate of requests, and the knee: the rate at which it passes a threshold.
 
 Knows no figure. Runs last equally long at every rate, so a slow policy is not measured longer than a fast one; rates are
-chosen around what the engine computes when all requests are there at once.
+chosen around what the engine computes when all requests are there at once. Single runs are noisy, and latency cannot fall as
+the rate grows: so the knee is where the rising curve nearest to all runs passes the threshold.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, log
 from typing import Any
 
 import msgspec
@@ -75,7 +78,8 @@ def sweep(bench: Bench, base: Serve, plan: Plan) -> dict[str, Any]:
         }
         for rate in sorted(found)
     ]
-    return {"knee": low, "capacity": capacity, "at_once": full.requests_at_once, "curve": curve}
+    knee = crossing([(rate, found[rate].normalized_latency) for rate in sorted(found)], plan.threshold)
+    return {"knee": knee, "capacity": capacity, "at_once": full.requests_at_once, "curve": curve}
 
 
 def _capacity(bench: Bench, base: Serve, full: Replayed) -> float:
@@ -92,9 +96,37 @@ def bounds(found: dict[float, Replayed], threshold: float) -> tuple[float, float
     return max((rate for rate in rates if rate < high), default=high), high
 
 
+def crossing(points: Sequence[tuple[float, float]], threshold: float) -> float:
+    """The rate at which latency passes the threshold, of (rate, latency) by rate: on the rising curve whose logarithm is
+    nearest to all points, in a straight line between them. A rate at the end if none or all are above."""
+    rates = [log(rate) for rate, _ in points]
+    heights = _rising([log(latency / threshold) for _, latency in points])
+    if heights[0] > 0 or heights[-1] <= 0:
+        return points[0 if heights[0] > 0 else -1][0]
+    below, above = next(pair for pair in pairwise(range(len(points))) if heights[pair[1]] > 0)
+    part = -heights[below] / (heights[above] - heights[below])
+    return exp(rates[below] + part * (rates[above] - rates[below]))
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """The sequence that never falls with the smallest sum of squared differences: neighbours that fall become their mean (pool
+    adjacent violators, Ayer et al. 1955)."""
+    pools: list[list[float]] = []
+    for value in values:
+        pools.append([value])
+        while len(pools) > 1 and _mean(pools[-2]) > _mean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    return [_mean(pool) for pool in pools for _ in pool]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
 def _bracket(found: dict[float, Replayed], at: Any, plan: Plan) -> None:
     """Until a rate that is sustained lies below one that is not."""
     while len(found) < plan.most_runs and all(run.normalized_latency > plan.threshold for run in found.values()):
         at(min(found) * 0.6)
     while len(found) < plan.most_runs and all(run.normalized_latency <= plan.threshold for run in found.values()):
-        at(max(found) * 1.15)
+        at(max(found) * 1.25)

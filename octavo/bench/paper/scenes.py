@@ -57,13 +57,13 @@ def scene(
             prefix_caching=prefix_caching,
         )
     slow = policy in ("orca-max", "fastertransformer")
-    count = (8 if slow or trace == "chatbot" else 24) if bench.quick else (24 if slow else 96)
+    count = (8 if slow or trace == "chatbot" else 24) if bench.quick else 16 if slow else 48 if trace == "chatbot" else 64
     return Serve(
         machine=machine,
         trace=trace,
         policy=policy,
         seed=seed,
-        num_requests=num_requests or count * (1 if trace in SHRUNK else 2),
+        num_requests=num_requests or count * (1 if trace in SHRUNK or bench.quick else 2),
         kv_slots=SMALL_POOL,
         max_model_len=SMALL_LEN,
         max_num_seqs=128,

@@ -1,11 +1,12 @@
 """Knees of curves that are known beforehand."""
 
+from math import log
 from typing import Any
 
 import pytest
 
 from octavo.bench.paper.driver import Replayed
-from octavo.bench.paper.rates import Plan, sweep
+from octavo.bench.paper.rates import Plan, crossing, sweep
 from octavo.bench.paper.scenes import scene
 from octavo.bench.paper.workload import Serve
 from tests.bench.paper.conftest import MakeBench, replayed
@@ -36,7 +37,7 @@ def test_the_knee_is_found_wherever_it_is(make_bench: MakeBench, knee: float) ->
     bench = make_bench()
     known = Known(bench, knee=knee, capacity=4.0)
     found = sweep(known, scene(bench, "here", "alpaca"), PLAN)  # type: ignore[arg-type]
-    assert found["knee"] <= knee <= found["knee"] * PLAN.closeness * 1.001
+    assert knee / PLAN.closeness / 1.001 <= found["knee"] <= knee * PLAN.closeness * 1.001
     assert found["capacity"] == pytest.approx(4.0)
     rates = [at["rate"] for at in found["curve"]]
     assert rates == sorted(set(rates)) and {2.0, 3.6} <= set(rates)
@@ -57,3 +58,20 @@ def test_a_search_ends(make_bench: MakeBench) -> None:
         known = Known(bench, knee=knee, capacity=4.0)
         sweep(known, scene(bench, "here", "alpaca"), PLAN)  # type: ignore[arg-type]
         assert len(known.asked) == PLAN.most_runs
+
+
+@pytest.mark.parametrize(
+    ("latencies", "knee"),
+    [
+        ([0.01, 0.01, 1.0], 2 * 2**0.5),
+        ([0.01, 0.1, 1.0], 2.0),
+        ([0.02, 0.3, 0.2, 0.9], 2 ** (log(0.1 / 0.02) / log(0.06**0.5 / 0.02))),
+        ([0.01, 0.02, 0.03], 4.0),
+        ([0.2, 0.3, 0.4], 1.0),
+    ],
+)
+def test_the_knee_is_where_the_rising_curve_passes_the_threshold(latencies: list[float], knee: float) -> None:
+    """At rates of 1, 2, 4 and so on, threshold 0.1. In the third one run at 2 came out slower than that at 4: both are seen as
+    their geometric mean."""
+    points = [(2.0**i, latency) for i, latency in enumerate(latencies)]
+    assert crossing(points, 0.1) == pytest.approx(knee)

@@ -24,8 +24,8 @@ CHATBOT = Compared(
         Goal("chatbot", PAGED, "Orca (Max)", "2x", None),
     ),
     plans={
-        ("real", False): Plan(threshold=0.1, seconds=8.0, fewest=30, fractions=(0.6, 0.9), closeness=1.1, most_runs=7),
-        ("real", True): Plan(threshold=0.1, seconds=1.5, fewest=8, fractions=(0.7, 1.1), closeness=1.6, most_runs=3),
+        ("real", False): Plan(threshold=0.05, seconds=8.0, fewest=20, fractions=(0.5, 0.9, 1.2), closeness=1.1, most_runs=6),
+        ("real", True): Plan(threshold=0.05, seconds=2.0, fewest=6, fractions=(1.0, 1.5), closeness=1.3, most_runs=2),
         ("simulated", False): Plan(threshold=0.5, seconds=450.0, fractions=(0.3, 0.6, 0.9, 1.1), closeness=1.04),
         ("simulated", True): Plan(threshold=0.5, seconds=150.0, fractions=(0.5, 0.9), closeness=1.2, most_runs=6),
     },

@@ -85,7 +85,7 @@ class Compared:
             ratio = f"{self.ways[0].label} / it"
             columns = ["trace", "way", "knee, requests/s", ratio, "all at once, requests/s", "requests at once"]
             threshold = found[0]["plan"]["threshold"]
-            note = f"Knee: the highest rate at which the mean normalized latency stays under {threshold:g} s/token; seed 0."
+            note = f"Knee: the rate at which the mean normalized latency passes {threshold:g} s/token; seed 0."
             made.append(Table(_title(self, mode), columns, rows, [note, *self.notes]))
         return made
 

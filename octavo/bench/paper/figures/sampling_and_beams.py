@@ -31,10 +31,10 @@ SAVED = {
 }
 """What the paper reports for widths 2 to 6."""
 REQUESTS = {
-    (False, "sharegpt"): {1: 72, 2: 60, 4: 40, 6: 32},
-    (False, "alpaca-text"): {1: 240, 2: 120, 4: 60, 6: 40},
-    (True, "sharegpt"): {1: 32, 2: 16, 4: 10, 6: 8},
-    (True, "alpaca-text"): {1: 120, 2: 60, 4: 30, 6: 20},
+    (False, "sharegpt"): {1: 40, 2: 32, 4: 20, 6: 16},
+    (False, "alpaca-text"): {1: 120, 2: 80, 4: 40, 6: 28},
+    (True, "sharegpt"): {1: 24, 2: 12, 4: 8, 6: 6},
+    (True, "alpaca-text"): {1: 48, 2: 24, 4: 14, 6: 10},
 }
 """By whether the run is a quick one, trace and width."""
 WANTED = {"sampling": 0.16, "beams": 0.44}
