@@ -1,56 +1,39 @@
-"""Which tokens of which sequences are computed next, and what becomes of the results.
+"""Which groups are computed next, and the life of a request from its arrival to its end.
 
-Owns every sequence and group and the three queues. Knows no device and no text. Every step gives each group, in the order of
-the policy, as many tokens as its sequences lack, within a token budget; when blocks run out, the last group in that order
-yields. Invariant: only a group without work in flight is preempted or swapped.
+Knows no device and no text. Every step gives each group, in the order of the policy, as many tokens as its sequences lack,
+within a token budget; when blocks run out, the last group in that order yields. Who has blocks is kept in ``residence``, what
+is computed of a group in ``planning``, what comes of it in ``results``.
 """
 
 import time
-from bisect import insort
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
 from itertools import count, islice
 
 from octavo.config import EngineConfig
-from octavo.engine import decoding, ngram
+from octavo.engine import decoding
 from octavo.engine.batching import Batching, BatchLevel, IterationLevel
+from octavo.engine.counters import Counters
 from octavo.engine.decoding import Planned
-from octavo.engine.deltas import beam_deltas, deltas_of, error_deltas, open_branches, request_metrics
+from octavo.engine.deltas import request_metrics
 from octavo.engine.grammar import Grammar, GrammarSource, MaskBudget, NoText
 from octavo.engine.limits import Limits
-from octavo.engine.policy import POLICIES, Policy
+from octavo.engine.planning import Planner, Step
+from octavo.engine.residence import Residence
+from octavo.engine.results import Results
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup, branch_seed
 from octavo.engine.step_budget import StepBudget
-from octavo.engine.stopping import ends_with_grammar, finish_reason
-from octavo.engine.swap_cost import SwapCost
 from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVUsage
 from octavo.memory.slots import KVSlots
 from octavo.metrics import EngineStats
-from octavo.outputs import FinishReason, RequestMetrics, TokenDelta
+from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.sampling_params import ParameterError, SamplingParams
-from octavo.step import PENDING, Candidates, ModelOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the scheduler was made. Prefix-cache queries and hits are in tokens."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    preemptions: int = 0
-
+from octavo.step import ModelOutput, SchedulerOutput
 
 LOOK_AHEAD = 16
 """Waiting groups that a step keeps room for, if they are short."""
-
-PROMPT_LOGPROBS_CHUNK = 256
-"""Prompt tokens a step of a request that wants their log-probabilities: each of them costs a row of logits."""
 
 
 class Scheduler:
@@ -72,20 +55,26 @@ class Scheduler:
         self._config = config
         self.limits = Limits(kv, max_model_len=max_model_len, max_num_seqs=config.max_num_seqs)
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._policy: Policy = POLICIES[config.scheduling_policy]()
         self._batching: Batching = BatchLevel() if config.kv_allocation == "fastertransformer" else IterationLevel()
-        self._waiting: list[SequenceGroup] = []
-        self._running: list[SequenceGroup] = []
-        self._swapped: list[SequenceGroup] = []
-        self._compiling: list[SequenceGroup] = []
         self._grammars = grammars
         self._masks = MaskBudget()
-        self._groups: dict[str, SequenceGroup] = {}
-        self._planned: dict[int, list[Planned]] = {}
-        self._swap_cost = SwapCost()
         self._orders = count()
         self._seq_ids = count()
         self._step_ids = count()
+        self._planned: dict[int, list[Planned]] = {}
+        self._residence = Residence(config, kv, self.counters)
+        self._groups = self._residence.groups
+        self._planner = Planner(
+            kv, self.counters, splits_prompts=config.enable_chunked_prefill, seq_ids=self._seq_ids, clock=clock
+        )
+        self._results = Results(
+            kv,
+            self._residence,
+            self.counters,
+            eos_token_ids=self._eos_token_ids,
+            max_drafts=config.spec_tokens if config.spec_method is not None else 0,
+            seq_ids=self._seq_ids,
+        )
 
     # ---------------------------------------------------------------------------------------------------- coming and going
 
@@ -132,9 +121,7 @@ class Scheduler:
         group.sequences.append(first)
         if params.structured_outputs is not None:
             group.compiling = self._compile(params)
-        self._groups[request.id] = group
-        self._policy.arrived(group)
-        self._enqueue(group, GroupStatus.WAITING if group.compiling is None else GroupStatus.COMPILING)
+        self._residence.add(group)
 
     def _compile(self, params: SamplingParams) -> "Future[Grammar]":
         if self._grammars is None or params.structured_outputs is None:
@@ -159,93 +146,67 @@ class Scheduler:
             branch = None
         for seq in group.live:
             if branch is None or seq.branch == branch:
-                self._release(seq)
+                self._residence.release(seq)
         if group.live:
             return None
-        self._retire(group)
+        self._residence.retire(group)
         return request_metrics(group)
-
-    def _release(self, seq: Sequence) -> None:
-        """Free at once, also with steps in flight: a late write can only touch a slot that is in no hashed block, because
-        the device runs plans in order."""
-        self.kv.free(seq)
-        seq.finished = True
-
-    def _retire(self, group: SequenceGroup) -> None:
-        self._queue_of(group).remove(group)
-        group.status = GroupStatus.FINISHED
-        if group.compiling is not None:
-            group.compiling.cancel()
-        self._policy.ended(group)
-        del self._groups[group.request.id]
-
-    def _queue_of(self, group: SequenceGroup) -> list[SequenceGroup]:
-        queues = {
-            GroupStatus.COMPILING: self._compiling,
-            GroupStatus.WAITING: self._waiting,
-            GroupStatus.RUNNING: self._running,
-            GroupStatus.SWAPPED: self._swapped,
-        }
-        return queues[group.status]
-
-    def _enqueue(self, group: SequenceGroup, status: GroupStatus) -> None:
-        group.status = status
-        insort(self._queue_of(group), group, key=self._policy.key)
 
     # ------------------------------------------------------------------------------------------------------------ planning
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None when nothing can be computed before a result arrives or a grammar is compiled."""
         self._take_compiled()
-        self._masks.compute(decoding.lacking_masks(self._running))
-        planned: list[Planned] = []
-        scheduled: list[ScheduledSequence] = []
-        admits = self._batching.admits(idle=not self._running)
-        budget = self._budget(admits)
-        if not self._schedule_running(budget, planned, scheduled) and admits:
-            self._resume_and_admit(budget, planned, scheduled)
-            num_tokens = sum(len(seq.token_ids) for seq in scheduled)
+        running = self._residence.running
+        self._masks.compute(decoding.lacking_masks(running))
+        admits = self._batching.admits(idle=not running)
+        rows = self._residence.num_free_rows if admits and self._residence.next else 0
+        step = Step(self._budget(rows))
+        if not self._schedule_running(step) and admits:
+            self._schedule_others(step, rows)
+            num_tokens = sum(len(seq.token_ids) for seq in step.scheduled)
             self._batching.planned(is_full=num_tokens >= self._config.max_num_batched_tokens)
-        if not scheduled and not self.kv.has_copies and not self._batching.has_due:
+        if not step.scheduled and not self.kv.has_copies and not self._batching.has_due:
             return None
         plan = SchedulerOutput(
             step_id=next(self._step_ids),
-            sequences=scheduled,
-            block_tables=self.kv.gather_tables([p.seq for p in planned]),
+            sequences=step.scheduled,
+            block_tables=self.kv.gather_tables([p.seq for p in step.planned]),
             copies=self.kv.take_copies(),
         )
-        self._planned[plan.step_id] = planned
+        self._planned[plan.step_id] = step.planned
         return plan
 
     def await_grammar(self, seconds: float) -> bool:
         """Sleep until a grammar is compiled, at most that long. False if no sequence waits for a grammar or its mask."""
-        futures = [group.compiling for group in self._compiling if group.compiling is not None]
+        futures = [group.compiling for group in self._residence.compiling if group.compiling is not None]
         if futures:
             wait(futures, seconds, FIRST_COMPLETED)
-        return bool(futures or decoding.lacking_masks(self._running))
+        return bool(futures or decoding.lacking_masks(self._residence.running))
 
     def _take_compiled(self) -> None:
         """Requests whose grammar is ready begin to wait. One that cannot be compiled ends in an error of its own: whoever sent
         the request has checked it, so that this is rare."""
-        for group in [g for g in self._compiling if g.compiling is not None and g.compiling.done()]:
+        for group in [g for g in self._residence.compiling if g.compiling is not None and g.compiling.done()]:
             future, group.compiling = group.compiling, None
             failed = future is None or future.cancelled() or future.exception() is not None
             group.sequences[0].grammar = NoText() if failed or future is None else future.result()
-            self._compiling.remove(group)
-            self._enqueue(group, GroupStatus.WAITING)
+            self._residence.compiling.remove(group)
+            self._residence.enqueue(group, GroupStatus.WAITING)
 
-    def _budget(self, admits: bool) -> StepBudget:
+    def _budget(self, rows: int) -> StepBudget:
         """The step's tokens, and what of them is spoken for: by running decodes and prompts, and by those that wait and would
-        be admitted."""
+        be admitted to ``rows`` rows."""
+        residence = self._residence
         budget = StepBudget(self._config.max_num_batched_tokens, splits=self._config.enable_chunked_prefill)
-        for seq in self._resident():
+        running = residence.running_sequences
+        for seq in running:
             budget.expect(seq.num_lacking)
-        if not admits or self._swapped or not self._waiting:
+        if not rows or residence.swapped or not residence.waiting:
             return budget
-        rows = self._config.max_num_seqs - self._num_rows_spoken_for()
         demand: list[tuple[Sequence, int]] = []
-        slack = self._slack()
-        for group in islice(self._waiting, LOOK_AHEAD):
+        slack = residence.slack(running)
+        for group in islice(residence.waiting, LOOK_AHEAD):
             rows -= group.width
             demand.append((group.live[0], len(group.live[0].token_ids)))
             if rows < 0 or not budget.wants_more or not self.kv.fits(demand, spare=slack):
@@ -253,357 +214,69 @@ class Scheduler:
             budget.expect(demand[-1][1])
         return budget
 
-    def _schedule_running(self, budget: StepBudget, planned: list[Planned], scheduled: list[ScheduledSequence]) -> bool:
+    def _schedule_running(self, step: Step) -> bool:
         """Returns whether a group had to yield, or must as soon as its work is done."""
+        running = self._residence.running
         yielded = False
         index = 0
-        while index < len(self._running) and budget.left > 0:
-            group = self._running[index]
+        while index < len(running) and step.budget.left > 0:
+            group = running[index]
             index += 1
-            demand = self._demand(group, budget)
-            while demand and not self.kv.fits(demand):
+            demand = self._planner.demand(group, step)
+            if demand and not self.kv.fits(demand):
                 yielded = True
-                victim = self._running[-1]
-                if victim.num_in_flight:  # let the queue drain: nothing is planned for it or for anyone after this group
+                if not self._residence.make_room(group, demand):
+                    self._schedule_within_blocks(running[index:-1], step)
                     return True
-                self._preempt(victim)
-                if victim is group:
-                    return True
-            for seq, num_tokens in demand:
-                budget.take(num_tokens, seq.num_lacking)
-                self._plan(group, seq, num_tokens, planned, scheduled)
+            self._planner.plan(group, demand, step)
         return yielded
 
-    def _demand(self, group: SequenceGroup, budget: StepBudget) -> list[tuple[Sequence, int]]:
-        """How many tokens each sequence of the group should compute now."""
-        demand: list[tuple[Sequence, int]] = []
-        taken = 0
-        last_computed = group.max_tokens_total - 1  # nobody reads what the very last token would add to the cache
-        for seq in group.sequences:
-            if seq.finished or seq.num_computed >= min(len(seq.token_ids), last_computed):
-                continue
-            if seq.grammar is not None and seq.grammar.mask is None:
-                continue
-            if not seq.blocks and group.forked and not self._rebuild(group, seq, demand):
-                continue
-            lacking = min(len(seq.token_ids) + len(seq.drafts), last_computed) - seq.num_computed
-            allowed = budget.allowed(lacking, taken)
-            if group.needs_prompt_logprobs:
-                allowed = min(allowed, PROMPT_LOGPROBS_CHUNK)
-            num_tokens = min(lacking, allowed)
-            if num_tokens < lacking and not self._config.enable_chunked_prefill and not group.needs_prompt_logprobs:
-                break
-            if num_tokens > 0:
-                demand.append((seq, num_tokens))
-                taken += num_tokens
-        return demand
+    def _schedule_within_blocks(self, groups: list[SequenceGroup], step: Step) -> None:
+        """While a group before them waits for blocks: those go on that need no more than they have."""
+        for group in groups:
+            demand = self._planner.demand(group, step) if step.budget.left > 0 else []
+            if demand and self.kv.fits(demand, spare=self.kv.device.num_free):
+                self._planner.plan(group, demand, step)
 
-    def _rebuild(self, group: SequenceGroup, seq: Sequence, demand: list[tuple[Sequence, int]]) -> bool:
-        """Bring back a branch whose blocks were lost to recomputation; False: its turn comes later."""
-        if not any(sibling.blocks for sibling in group.live):
-            return not demand  # the first one starts on its own
-        source = decoding.rebuild_from(group, seq)
-        if source is None:
-            return False
-        self.kv.fork(source[0], seq, source[1])
-        return True
-
-    def _plan(
-        self,
-        group: SequenceGroup,
-        seq: Sequence,
-        num_tokens: int,
-        planned: list[Planned],
-        scheduled: list[ScheduledSequence],
-    ) -> None:
-        self.kv.allocate(seq, num_tokens)
-        self.kv.hold_row(seq)
-        start, known = seq.num_computed, len(seq.token_ids)
-        end = seq.num_computed = start + num_tokens
-        tokens = seq.token_ids[start:end]
-        if end > known:
-            tokens += seq.drafts[max(0, start - known) : end - known]
-        num_drafts = max(0, end - known)
-        targets: list[Sequence] = []
-        if end >= known:
-            if not group.forked:
-                if group.search is None:
-                    decoding.fork_branches(group, seq, self.kv, self._seq_ids)
-                group.forked = True
-                self.counters.prompt_tokens += seq.prompt_len
-                targets = list(group.sequences)
-            else:
-                targets = [seq]
-        planned.append(Planned(group, seq, end, targets, known, num_drafts))
-        scheduled.append(self._scheduled(group, seq, start, tokens, num_drafts, targets))
-        if targets and group.plans_ahead:
-            for target in targets:
-                target.token_ids.append(PENDING)
-        group.num_in_flight += 1
-        if not group.timings.first_scheduled:
-            group.timings.first_scheduled = self._clock()
-
-    def _scheduled(
-        self, group: SequenceGroup, seq: Sequence, start: int, tokens: list[int], num_drafts: int, targets: list[Sequence]
-    ) -> ScheduledSequence:
-        params, end = group.params, start + len(tokens)
-        prompt_targets = None
-        if (
-            params.prompt_logprobs is not None
-            and start < seq.prompt_len - 1
-            and seq.branch == 0
-            and not seq.num_output_tokens
-            and group.prompt_logprobs is not None
-        ):
-            prompt_targets = seq.token_ids[start + 1 : min(end + 1, seq.prompt_len)]
-        return ScheduledSequence(
-            seq_id=seq.seq_id,
-            row=seq.row,
-            start=start,
-            token_ids=tokens,
-            prompt_len=seq.prompt_len,
-            num_drafts=num_drafts,
-            sample_rows=tuple(t.row for t in targets),
-            seeds=tuple(t.seed for t in targets),
-            params=params if targets else None,
-            num_logprobs=(0 if params.selects and params.logprobs is None else params.logprobs) if targets else None,
-            history=list(seq.token_ids) if targets and params.needs_history else None,
-            bad_words_token_ids=group.request.bad_words_token_ids if targets else (),
-            num_prompt_logprobs=params.prompt_logprobs if prompt_targets else None,
-            prompt_targets=prompt_targets,
-            num_candidates=group.search.num_candidates if group.search and targets else 0,
-            token_mask=targets[0].grammar.mask if targets and targets[0].grammar is not None else None,
-        )
-
-    # ------------------------------------------------------------------------------------------------ residence of groups
-
-    def _preempt(self, group: SequenceGroup) -> None:
-        """Take all blocks of an idle running group: move them to the host, or give them up and compute them again."""
-        self._running.remove(group)
-        live = group.live
-        group.num_preemptions += 1
-        self.counters.preemptions += 1
-        if self._should_swap(live):
-            self.kv.swap_out(live)
-            group.num_swaps += 1
-            self._enqueue(group, GroupStatus.SWAPPED)
-            return
-        for seq in live:
-            self.kv.free(seq)
-            seq.num_computed = 0
-            seq.drafts = []
-        group.candidates.clear()  # they come again, with those of all beams
-        if group.needs_prompt_logprobs:
-            group.prompt_logprobs = None
-        self._enqueue(group, GroupStatus.WAITING)
-
-    def _should_swap(self, live: list[Sequence]) -> bool:
-        num_blocks = self.kv.num_distinct_blocks(live)
-        if self._config.preemption_mode == "recompute" or num_blocks > self.kv.host.num_free:
-            return False
-        if self._config.preemption_mode == "swap":
-            return True
-        num_tokens = num_blocks * self.kv.block_size
-        return self._swap_cost.prefers_swap(num_blocks=num_blocks, num_tokens=num_tokens)
-
-    def _resume_and_admit(self, budget: StepBudget, planned: list[Planned], scheduled: list[ScheduledSequence]) -> None:
-        """Swapped and waiting groups, strictly in the policy's order: the first that does not fit ends it."""
-        budget.decodes_are_planned()
-        while budget.left > 0:
-            resumable, admissible = self._swapped[:1], self._waiting[:1]
-            candidates = resumable + admissible
-            if not candidates:
+    def _schedule_others(self, step: Step, rows: int) -> None:
+        """Swapped and waiting groups, strictly in the policy's order: the first that does not fit, into ``rows`` rows or the
+        blocks that are left, ends it."""
+        residence = self._residence
+        step.budget.decodes_are_planned()
+        while step.budget.left > 0 and (group := residence.next) is not None:
+            rows -= group.width
+            if rows < 0:
                 return
-            group = min(candidates, key=self._policy.key)
-            if self._num_rows_spoken_for() + group.width > self._config.max_num_seqs:
-                return
-            if group.status is GroupStatus.SWAPPED:
-                if not self._resume(group):
-                    return
-            elif not self._admit(group, budget.left):
+            slack = residence.slack(residence.running_sequences)
+            if not residence.begin(group, step.budget.left, slack):
                 return
             for _, grammar in decoding.lacking_masks([group]):
                 grammar.compute_mask()
-            demand = self._demand(group, budget)
+            demand = self._planner.demand(group, step)
             if not self.kv.fits(demand):  # just swapped in: it goes on in the next step
                 return
-            for seq, num_tokens in demand:
-                budget.take(num_tokens, seq.num_lacking)
-                self._plan(group, seq, num_tokens, planned, scheduled)
-
-    def _num_rows_spoken_for(self) -> int:
-        return sum(group.width for group in self._running)
-
-    def _slack(self) -> int:
-        """Free blocks to leave for what already runs. None when nothing does: an empty device refuses nobody."""
-        if not self._running:
-            return 0
-        return self.kv.slack(self._resident())
-
-    def _resident(self) -> list[Sequence]:
-        return [seq for group in self._running for seq in group.sequences if not seq.finished]
-
-    def _resume(self, group: SequenceGroup) -> bool:
-        needed = self.kv.num_to_swap_in(group.live) + len(group.live) * bool(self._running)
-        if needed + self._slack() > self.kv.device.num_free:
-            return False
-        self._swapped.remove(group)
-        self.kv.swap_in(group.live)
-        self._enqueue(group, GroupStatus.RUNNING)
-        return True
-
-    def _admit(self, group: SequenceGroup, budget: int) -> bool:
-        first = group.live[0]
-        wants_logits = group.needs_prompt_logprobs
-        if not wants_logits:
-            self.kv.match_prefix(first)
-        lacking = len(first.token_ids) - first.num_computed
-        fits = self.kv.fits([(first, lacking)], spare=self._slack())
-        if not fits or (lacking > budget and not self._config.enable_chunked_prefill):
-            self.kv.free(first)
-            first.num_computed = 0
-            return False
-        if wants_logits:
-            group.prompt_logprobs = []
-        elif not group.num_preemptions:
-            group.num_cached_tokens = first.num_computed
-            self.counters.prefix_cache_queries += len(first.token_ids)
-            self.counters.prefix_cache_hits += first.num_computed
-        first.usage.shared += len(first.blocks)
-        self._waiting.remove(group)
-        self._policy.began(group)
-        self._enqueue(group, GroupStatus.RUNNING)
-        return True
+            self._planner.plan(group, demand, step)
 
     # ------------------------------------------------------------------------------------------------------------- results
 
     def commit(self, plan: SchedulerOutput, output: ModelOutput) -> list[TokenDelta]:
         """Take the results of the oldest plan in flight; returns what is new for clients. Late results of finished
         sequences are dropped."""
-        planned = self._planned.pop(plan.step_id)
-        self._swap_cost.observe(plan, output)
+        self._residence.swap_cost.observe(plan, output)
         self.counters.steps += 1
         now = self._clock()
-        deltas: list[TokenDelta] = []
-        for index, entry in enumerate(planned):
-            entry.group.num_in_flight -= 1
-            if entry.group.prompt_logprobs is not None and output.prompt_logprobs is not None:
-                entry.group.prompt_logprobs.extend(output.prompt_logprobs[index] or ())
-            logprobs = output.logprobs[index] if output.logprobs is not None else None
-            error = output.errors[index] if output.errors is not None else None
-            if error is not None:
-                self._fail(entry.group, error, deltas)
-            elif entry.group.search is not None:
-                self._commit_candidates(entry, output.candidates[index] if output.candidates else None, now, deltas)
-            elif entry.num_drafts:
-                self._commit_verified(entry, output.token_ids[index], logprobs, now, deltas)
-            else:
-                self._commit_drawn(entry, output.token_ids[index], logprobs, now, deltas)
-        return self._batching.deliver(deltas, idle=not self._running, now=now)
-
-    def _fail(self, group: SequenceGroup, error: str, deltas: list[TokenDelta]) -> None:
-        """A sequence of the group could not be computed: its request ends, and nobody else's."""
-        if group.status is GroupStatus.FINISHED:
-            return
-        branches = open_branches(group)
-        for seq in group.live:
-            self._release(seq)
-        deltas.extend(error_deltas(group, branches, error))
-        self._retire(group)
-
-    def _commit_drawn(
-        self, entry: Planned, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float, deltas: list[TokenDelta]
-    ) -> None:
-        if not entry.seq.finished:
-            self.kv.publish(entry.seq, entry.end)
-        for i, (seq, token) in enumerate(zip(entry.targets, tokens, strict=True)):
-            if not seq.finished:
-                decoding.place_drawn(entry, seq, token)
-                self._deliver(entry.group, seq, [token], entry.position, logprobs[i : i + 1] if logprobs else None, now, deltas)
-                if not seq.finished and ends_with_grammar(entry.group, seq, token, self._eos_token_ids):
-                    self._deliver(entry.group, seq, [], entry.position + 1, None, now, deltas, reason="stop")
-                if not seq.finished and not entry.group.plans_ahead:
-                    self._propose(entry.group, seq)
-
-    def _commit_candidates(self, entry: Planned, found: Candidates | None, now: float, deltas: list[TokenDelta]) -> None:
-        group, seq, search = entry.group, entry.seq, entry.group.search
-        if seq.finished or search is None:
-            return
-        self.kv.publish(seq, entry.end)
-        if found is None or not decoding.round_is_complete(group, seq, found):
-            return
-        decoding.advance_beams(group, search, self.kv, self._seq_ids)
-        self._note_times(group, now)
-        new = beam_deltas(group, search, request_metrics(group) if search.done else None)
-        self.counters.generation_tokens += sum(len(delta.token_ids) for delta in new)
-        deltas.extend(new)
-        if search.done:
-            self._retire(group)
-
-    def _commit_verified(
-        self, entry: Planned, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float, deltas: list[TokenDelta]
-    ) -> None:
-        seq = entry.seq
-        if seq.finished:
-            return
-        decoding.place_verified(seq, tokens)
-        self.kv.publish(seq, seq.num_computed)
-        self._deliver(entry.group, seq, tokens, entry.position, logprobs, now, deltas)
-        if not seq.finished:
-            self._propose(entry.group, seq)
-
-    def _propose(self, group: SequenceGroup, seq: Sequence) -> None:
-        if self._config.spec_method is not None and not group.params.needs_host:
-            room = group.max_tokens_total - len(seq.token_ids) - 1
-            seq.drafts = ngram.propose(seq.token_ids, min(self._config.spec_tokens, room))
-
-    def _deliver(
-        self,
-        group: SequenceGroup,
-        seq: Sequence,
-        tokens: list[int],
-        position: int,
-        logprobs: list[TokenLogprobs] | None,
-        now: float,
-        deltas: list[TokenDelta],
-        *,
-        reason: FinishReason | None = None,
-    ) -> None:
-        """Hand new tokens, the first of which has index ``position``, to the client, up to the one that ends the sequence; with
-        a ``reason`` it ends without one."""
-        stop_reason = None
-        for i in range(len(tokens)):
-            reason, stop_reason = finish_reason(group, seq, position + i + 1, self._eos_token_ids)
-            if reason is not None:
-                tokens = tokens[: i + 1] if tokens[i] >= 0 else tokens[:i]
-                break
-        if logprobs is not None:
-            logprobs = logprobs[: len(tokens)]
-            seq.cumulative_logprob = (seq.cumulative_logprob or 0.0) + sum(entry.logprob for entry in logprobs)
-        if reason is not None:
-            del seq.token_ids[position + len(tokens) :]
-            self._release(seq)
-        self.counters.generation_tokens += len(tokens)
-        self._note_times(group, now)
-        metrics = request_metrics(group) if not group.live else None
-        deltas.extend(deltas_of(group, seq, tokens, logprobs, reason, stop_reason, metrics))
-        group.prompt_logprobs = None
-        if metrics is not None:
-            self._retire(group)
-
-    def _note_times(self, group: SequenceGroup, now: float) -> None:
-        if not group.timings.first_token:
-            group.timings.first_token = now
-        group.timings.last_token = now
+        deltas = self._results.take(self._planned.pop(plan.step_id), output, now)
+        return self._batching.deliver(deltas, idle=not self._residence.running, now=now)
 
     # ---------------------------------------------------------------------------------------------------------- statistics
 
     def kv_slots(self) -> KVSlots:
         """What the KV cache's slots hold at this moment. Free ones are in demand while a group is swapped out, or while the
         next that waits does not fit (what it may find in the prefix cache is not looked up)."""
-        waiting = [(seq, len(seq.token_ids)) for group in self._waiting[:1] for seq in group.live[:1]]
-        short = bool(self._swapped) or (bool(waiting) and not self.kv.fits(waiting, spare=self._slack()))
-        return self.kv.slots(self._resident(), short=short)
+        residence, running = self._residence, self._residence.running_sequences
+        waiting = [(seq, len(seq.token_ids)) for group in residence.waiting[:1] for seq in group.live[:1]]
+        short = bool(residence.swapped) or (bool(waiting) and not self.kv.fits(waiting, spare=residence.slack(running)))
+        return self.kv.slots(running, short=short)
 
     def blocks_of_requests(self) -> Iterator[tuple[str, int, int]]:
         """Of every request that holds blocks: its id, the entries of its block tables, and the blocks that these are."""
@@ -613,20 +286,19 @@ class Scheduler:
 
     def snapshot(self) -> EngineStats:
         """The counters as they stand, with the gauges of this moment."""
-        kv = self.kv
-        counted = self.counters
+        kv, counted, residence = self.kv, self.counters, self._residence
         references, blocks_referenced = kv.sharing()
         return EngineStats(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting) + len(self._compiling),
-            num_swapped=len(self._swapped),
+            num_running=len(residence.running),
+            num_waiting=len(residence.waiting) + len(residence.compiling),
+            num_swapped=len(residence.swapped),
             blocks_total=kv.device.num_blocks,
             blocks_used=kv.device.num_used,
             blocks_shared=kv.device.num_shared,
             blocks_pinned=kv.num_pinned,
             blocks_cached=kv.device.num_cached,
             blocks_free=kv.device.num_free - kv.device.num_cached,
-            token_slots_used=kv.token_slots_used(self._resident()),
+            token_slots_used=kv.token_slots_used(residence.running_sequences),
             block_references=references,
             blocks_referenced=blocks_referenced,
             steps=counted.steps,

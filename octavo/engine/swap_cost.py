@@ -28,3 +28,8 @@ class SwapCost:
 
     def prefers_swap(self, *, num_blocks: int, num_tokens: int) -> bool:
         return 2 * num_blocks * self._seconds_per_block <= num_tokens * self._seconds_per_token
+
+    def part_of_recomputing(self, *, num_blocks: int, num_tokens: int) -> float:
+        """What moving out and in takes of the time to compute the tokens again, 1 at most."""
+        moving, computing = 2 * num_blocks * self._seconds_per_block, num_tokens * self._seconds_per_token
+        return moving / computing if moving < computing else 1.0

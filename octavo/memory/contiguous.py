@@ -129,7 +129,7 @@ class ContiguousKVManager:
             order for seq in beginning for order in [self._tokens_for(seq.prompt_len, seq.max_len)[1]] * seq.group_size
         )
 
-    def slack(self, running: Iterable[KVSequence]) -> int:
+    def slack(self, running: Iterable[KVSequence], *, growth: int) -> int:
         """Running sequences have all that they will ever need."""
         return 0
 

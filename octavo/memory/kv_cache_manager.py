@@ -127,9 +127,14 @@ class KVCacheManager:
         shared = prompt_len // self.block_size if num_sequences > 1 else 0
         return shared + num_sequences * (self.num_blocks_for(max_len - 1) - shared)
 
-    def slack(self, running: Iterable[KVSequence]) -> int:
-        """Free blocks to leave for what runs when more begins: those that it lacks already, and a hundredth of the pool."""
-        promised = sum(max(0, self.num_blocks_for(len(seq.token_ids)) - len(seq.blocks)) for seq in running)
+    def slack(self, running: Iterable[KVSequence], *, growth: int) -> int:
+        """Free blocks to leave for what runs when more begins: those that each sequence lacks for the tokens it has and
+        ``growth`` more, and a hundredth of the pool."""
+        promised, size = 0, self.block_size
+        for seq in running:  # a loop and no calls: this is asked in every step with a queue
+            lacking = -(-(len(seq.token_ids) + growth) // size) - len(seq.blocks)
+            if lacking > 0:
+                promised += lacking
         return promised + max(1, self.device.num_blocks // 100)
 
     def fits(self, wanted: Iterable[tuple[KVSequence, int]], *, spare: int = 0) -> bool:

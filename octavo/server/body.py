@@ -89,7 +89,7 @@ def decode(body: bytes, kind: type[T], *, max_depth: int) -> tuple[T, list[str]]
         raise errors.from_validation_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.malformed(f"JSON decode error: {error}", "body") from None
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}  # type: ignore[arg-type]  # always a Struct
+    known: tuple[str, ...] = kind.__struct_encode_fields__  # type: ignore[attr-defined]  # always a Struct
     return value, [name for name in names if name not in known]
 
 

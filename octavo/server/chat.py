@@ -5,7 +5,8 @@ is not set; each choice begins with a chunk that has the role and ends with one 
 call or content in a text is ``chat_text``'s to say.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -20,7 +21,7 @@ from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import ChatRequest
-from octavo.server.replies import Envelope, Usages, beams_of, events_or_error, json_response
+from octavo.server.replies import Envelope, Usages, beams_of, json_response, stream
 from octavo.server.responses import (
     ChatChoice,
     ChatChunk,
@@ -76,7 +77,7 @@ class Chat:
             return await self._streamed(generation, answer)
         async with sse.watch_client(http.receive, generation.client_gone):
             try:
-                async for updates in generation.updates():
+                while updates := await generation.updates():
                     answer.collect(updates)
             finally:
                 generation.close()
@@ -88,7 +89,7 @@ class Chat:
         except Exception:
             generation.close()
             raise
-        events = events_or_error(answer.events(generation), generation, self._service.log)
+        events = stream(answer, generation, self._service.log)
         return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
 
     def _plan(self, request: ChatRequest, tools: Tools | None, written: Format | None, prompt: Prompt) -> ChatPlan:
@@ -162,6 +163,7 @@ class ChatAnswer:
         self._parts: list[list[ChoiceUpdate]] = [[] for _ in range(n)]
         self._texts = [ChatText(plan) for _ in range(n)]
         self._begun = [False] * n
+        self._content_events: dict[int, sse.TextEvents] = {}
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._usages = Usages([len(prompt.token_ids)], n, details=envelope.cached_details)
 
@@ -186,23 +188,23 @@ class ChatAnswer:
             warnings=envelope.warnings,
         )
 
-    async def events(self, generation: Generation) -> AsyncGenerator[bytes]:
-        """The chunks, ``[DONE]`` last."""
-        async for updates in generation.updates():
-            pieces = []
-            for update in updates:
-                self._note(update)
-                if update.beams is not None:
-                    pieces.append(self._beams_event(update))
-                    continue
-                if not self._begun[update.index]:
-                    pieces += self._first_events(update.index)
-                delta = self._texts[update.index].push(update.text, last=update.finish_reason is not None)
-                if self._worth_a_chunk(update, delta):
-                    pieces.append(self._chunk(update, delta))
-            if pieces:
-                yield b"".join(pieces)
-        yield self._last_events()
+    def events(self, updates: Sequence[ChoiceUpdate]) -> bytes:
+        """The chunks for what is new."""
+        pieces = []
+        for update in updates:
+            self._note(update)
+            if update.beams is not None:
+                pieces.append(self._beams_event(update))
+                continue
+            if not self._begun[update.index]:
+                pieces += self._first_events(update.index)
+            delta = self._texts[update.index].push(update.text, last=update.finish_reason is not None)
+            if self._content_alone and update.finish_reason is None and not (delta.reasoning or delta.tool_calls):
+                if delta.content:
+                    pieces.append(self._content_event(update.index, delta.content))
+            elif self._worth_a_chunk(update, delta):
+                pieces.append(self._chunk(update, delta))
+        return b"".join(pieces)
 
     def _note(self, update: ChoiceUpdate) -> None:
         self._usages.note(update)
@@ -282,6 +284,20 @@ class ChatAnswer:
             chunk.system_fingerprint = self._envelope.fingerprint
         return sse.event(chunk)
 
+    @functools.cached_property
+    def _content_alone(self) -> bool:
+        """Whether nothing but the content differs from one chunk of a choice to the next, its first and its last aside."""
+        request = self._request
+        return not (request.logprobs or request.return_token_ids or isinstance(self._usage_so_far(0), Usage))
+
+    def _content_event(self, index: int, content: str) -> bytes:
+        """What ``_chunk`` would make of an update whose content alone is new."""
+        events = self._content_events.get(index)
+        if events is None:
+            choice = ChatChunkChoice(index=index, delta=Delta(content=sse.TextEvents.MARK), token_ids=None)
+            events = self._content_events[index] = sse.TextEvents(self._new_chunk(choice))
+        return events.event(content)
+
     def _beams_event(self, update: ChoiceUpdate) -> bytes:
         chunk = self._new_chunk()
         chunk.beams = beams_of(update, with_token_ids=bool(self._request.return_token_ids))
@@ -300,7 +316,8 @@ class ChatAnswer:
         continuous = options is not None and bool(options.continuous_usage_stats)
         return self._usages.of(index) if continuous and self._wants_usage() else UNSET
 
-    def _last_events(self) -> bytes:
+    def last_events(self) -> bytes:
+        """The usage if it was asked for, and ``[DONE]``."""
         if not self._wants_usage():
             return sse.DONE
         chunk = self._new_chunk()

@@ -4,6 +4,7 @@ Choice ``i`` of prompt ``p`` has the index ``p * n + i``. ``echo`` puts the prom
 is nothing but the prompt, and with ``logprobs`` it is computed and its one sampled token dropped.
 """
 
+import functools
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import CompletionRequest
-from octavo.server.replies import Envelope, Usages, beams_of, events_or_error, json_response
+from octavo.server.replies import Envelope, Usages, beams_of, json_response, stream
 from octavo.server.responses import (
     CompletionChoice,
     CompletionChunk,
@@ -57,7 +58,7 @@ class Completions:
             return await self._streamed(generation, answer)
         async with sse.watch_client(http.receive, generation.client_gone):
             try:
-                async for updates in generation.updates():
+                while updates := await generation.updates():
                     answer.collect(updates)
             finally:
                 generation.close()
@@ -69,7 +70,7 @@ class Completions:
         except Exception:
             generation.close()
             raise
-        events = events_or_error(answer.events(generation), generation, self._service.log)
+        events = stream(answer, generation, self._service.log)
         return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
 
     async def _prompts(self, request: CompletionRequest) -> list[Prompt]:
@@ -133,6 +134,7 @@ class CompletionAnswer:
         self._offsets = [0] * len(self._parts)
         self._echoed = [not request.echo] * len(self._parts)
         self._begun = [False] * len(self._parts)
+        self._text_events: dict[int, sse.TextEvents] = {}
         self._prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         self._usages = Usages([len(prompt.token_ids) for prompt in prompts], self._n, details=envelope.cached_details)
 
@@ -179,19 +181,19 @@ class CompletionAnswer:
             return json_response(self._response(choices))
         return sse.EventStream(self._echo_events(choices), on_gone=lambda: None, write_timeout=write_timeout)
 
-    async def events(self, generation: Generation) -> AsyncGenerator[bytes]:
-        """The chunks, ``[DONE]`` last."""
-        async for updates in generation.updates():
-            pieces = []
-            for update in updates:
-                self._note(update)
-                if update.beams is not None:
-                    pieces.append(self._beams_event(update))
-                elif self._worth_a_chunk(update):
-                    pieces.append(self._chunk(update))
-            if pieces:
-                yield b"".join(pieces)
-        yield self._last_events()
+    def events(self, updates: Sequence[ChoiceUpdate]) -> bytes:
+        """The chunks for what is new."""
+        pieces = []
+        for update in updates:
+            self._note(update)
+            if update.beams is not None:
+                pieces.append(self._beams_event(update))
+            elif self._text_alone and update.finish_reason is None and self._begun[update.index]:
+                if update.text:
+                    pieces.append(self._text_event(update))
+            elif self._worth_a_chunk(update):
+                pieces.append(self._chunk(update))
+        return b"".join(pieces)
 
     def _note(self, update: ChoiceUpdate) -> None:
         if not self.prompt_only:
@@ -269,6 +271,21 @@ class CompletionAnswer:
         self._begun[index] = self._echoed[index] = True
         return self._event([choice], continuous=index)
 
+    @functools.cached_property
+    def _text_alone(self) -> bool:
+        """Whether nothing but the text differs from one chunk of a choice to the next, its first and its last aside."""
+        request, options = self._request, self._request.stream_options
+        with_usage = options is not None and bool(options.include_usage and options.continuous_usage_stats)
+        return not (self.prompt_only or request.logprobs is not None or request.return_token_ids or with_usage)
+
+    def _text_event(self, update: ChoiceUpdate) -> bytes:
+        """What ``_chunk`` would make of an update whose text alone is new."""
+        events = self._text_events.get(update.index)
+        if events is None:
+            choice = CompletionChunkChoice(index=update.index, text=sse.TextEvents.MARK)
+            events = self._text_events[update.index] = sse.TextEvents(self._new_chunk([choice]))
+        return events.event(update.text)
+
     def _beams_event(self, update: ChoiceUpdate) -> bytes:
         chunk = self._new_chunk([])
         chunk.beams = beams_of(update, with_token_ids=bool(self._request.return_token_ids))
@@ -288,7 +305,8 @@ class CompletionAnswer:
             id=envelope.id, created=envelope.created, model=envelope.model, choices=choices, warnings=envelope.once()
         )
 
-    def _last_events(self) -> bytes:
+    def last_events(self) -> bytes:
+        """The usage if it was asked for, and ``[DONE]``."""
         envelope, options = self._envelope, self._request.stream_options
         if not options or not options.include_usage:
             return sse.DONE
@@ -312,4 +330,4 @@ class CompletionAnswer:
                 token_ids=choice.token_ids,
             )
             yield self._event([piece], continuous=choice.index)
-        yield self._last_events()
+        yield self.last_events()

@@ -59,7 +59,8 @@ class Mailbox:
 
     async def get(self) -> list[TokenDelta]:
         """All deltas that have come, at least one, in order."""
-        await self.wait()
+        if not self._deltas:
+            await self.wait()
         deltas, self._deltas = self._deltas, []
         return deltas
 

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 
@@ -63,6 +62,7 @@ class Generation:
             request.id: OutputProcessor(request, tokenizer, first_index=first)
             for request, first in zip(requests, offsets, strict=False)
         }
+        self._unfinished = dict.fromkeys(self._processors)
         self._last_token: dict[int, float] = {}
         self.record = record
         record.prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
@@ -86,19 +86,28 @@ class Generation:
 
     async def answered(self) -> None:
         """Waits a moment for the engine's first word. Raises ``ApiError`` when that is a refusal."""
-        with self._noting_failure(), contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ANSWER_WAIT):
-                await self._mailbox.wait()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_WAIT):
+                    await self._mailbox.wait()
+        except Exception as error:
+            self._note_failure(error)
+            raise
 
-    async def updates(self) -> AsyncIterator[list[ChoiceUpdate]]:
-        """What is new, in order, until every choice is complete. Raises ``ApiError`` and ``ClientGone``."""
-        while not all(processor.finished for processor in self._processors.values()):
-            with self._noting_failure():
+    async def updates(self) -> list[ChoiceUpdate]:
+        """Waits for what is new and returns it, in order; nothing when every choice is complete. Raises ``ApiError`` and
+        ``ClientGone``."""
+        updates: list[ChoiceUpdate] = []
+        try:
+            while self._unfinished and not updates:
                 deltas = await self._mailbox.get()
                 now = time.monotonic()
-                updates = [update for delta in deltas for update in self._process(delta, now)]
-            if updates:
-                yield updates
+                for delta in deltas:
+                    updates += self._process(delta, now)
+        except Exception as error:
+            self._note_failure(error)
+            raise
+        return updates
 
     def client_gone(self) -> None:
         """The client closed its connection: nobody will read the rest."""
@@ -112,9 +121,8 @@ class Generation:
         if self._closed:
             return
         self._closed = True
-        for request in self._requests:
-            if not self._processors[request.id].finished:
-                self._client.abort(request.id)
+        for request_id in self._unfinished:
+            self._client.abort(request_id)
         self.record.ended = time.monotonic()
 
     async def settle(self) -> int:
@@ -128,20 +136,15 @@ class Generation:
         self._metrics.observe(self.record)
         return self.record.prompt_tokens + self.record.output_tokens
 
-    @contextlib.contextmanager
-    def _noting_failure(self) -> Iterator[None]:
+    def _note_failure(self, error: Exception) -> None:
         """A failure is the request's outcome, but for a refusal: what was never taken is in no statistics of requests."""
-        try:
-            yield
-        except ClientGone:
-            raise
-        except Exception as error:
-            record = self.record
-            if isinstance(error, errors.ApiError) and error.status < 500:
-                self._counts = False
-            else:
-                record.finish_reasons += ["error"] * (record.n * record.model_requests - len(record.finish_reasons))
-            raise
+        record = self.record
+        if isinstance(error, ClientGone):
+            return
+        if isinstance(error, errors.ApiError) and error.status < 500:
+            self._counts = False
+        else:
+            record.finish_reasons += ["error"] * (record.n * record.model_requests - len(record.finish_reasons))
 
     def _process(self, delta: TokenDelta, now: float) -> list[ChoiceUpdate]:
         if delta.error is not None:
@@ -149,9 +152,12 @@ class Generation:
             self._log.error("engine_error", delta.error, request_id=self.record.request_id, error_id=error_id)
             raise errors.internal(error_id)
         faults.point("detokenize")
-        processed = self._processors[delta.request_id].process(delta)
+        processor = self._processors[delta.request_id]
+        processed = processor.process(delta)
         if processed.abort:
             self._client.abort(delta.request_id, delta.branch)
+        if processor.finished:
+            self._unfinished.pop(delta.request_id, None)
         self.record.cached_tokens = max(self.record.cached_tokens, delta.num_cached_tokens)
         for update in processed.updates:
             self._clock(update, now)

@@ -5,13 +5,14 @@ Signals belong to ``main``, not to uvicorn. Bytes that are no HTTP get the one e
 
 import asyncio
 import contextlib
+import functools
 import http
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.server import errors
 from octavo.server.errors import ApiError
@@ -112,6 +113,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_header_timer()
         super().on_headers_complete()
+        self.scope["state"]["write_part"] = functools.partial(self._write_part, self.cycle)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(errors.malformed("The request is not valid HTTP/1.1."))
@@ -133,6 +135,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """The request is answered as if it had not asked to upgrade, which HTTP allows; no line of the log is due."""
+
+    def _write_part(self, cycle: RequestResponseCycle, part: bytes) -> bool:
+        """Sends a part of an answer that is under way, at once; False where that is ``send``'s business, because there is
+        something to wait for. Streams call it for every token, and all of ``send``'s layers would cost as much as the token."""
+        if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding or cycle.response_complete:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        return True
 
     def _between_requests(self) -> bool:
         answered = self.cycle is None or self.cycle.response_complete

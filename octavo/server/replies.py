@@ -2,7 +2,8 @@
 
 import os
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -83,12 +84,26 @@ def json_response(value: msgspec.Struct, headers: dict[str, str] | None = None) 
     return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
 
 
-async def events_or_error(events: AsyncIterator[bytes], generation: Generation, log: Log) -> AsyncGenerator[bytes]:
-    """``events``; when they fail, the error as the last event and ``[DONE]``, because the status line is long gone."""
+class StreamedAnswer(Protocol):
+    """An answer that goes out while it grows."""
+
+    def events(self, updates: Sequence[ChoiceUpdate]) -> bytes:
+        """The chunks for what is new; nothing if no client would see a difference."""
+
+    def last_events(self) -> bytes:
+        """After every choice is complete; ``[DONE]`` last."""
+
+
+async def stream(answer: StreamedAnswer, generation: Generation, log: Log) -> AsyncGenerator[bytes]:
+    """The events of an answer; when it fails, the error as the last event and ``[DONE]``, because the status line is long
+    gone."""
     try:
-        async for piece in events:
-            faults.point("stream")
-            yield piece
+        while updates := await generation.updates():
+            if piece := answer.events(updates):
+                faults.point("stream")
+                yield piece
+        faults.point("stream")
+        yield answer.last_events()
     except ClientGone:
         return
     except ApiError as error:

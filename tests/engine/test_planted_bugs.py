@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 POOL, MANAGER = "memory/block_pool.py", "memory/kv_cache_manager.py"
 SCHEDULER, DECODING, FAKE = "engine/scheduler.py", "engine/decoding.py", "tests/engine/fake.py"
+RESIDENCE, PLANNING, RESULTS = "engine/residence.py", "engine/planning.py", "engine/results.py"
 CONTIGUOUS, BUDDY, BATCHING = "memory/contiguous.py", "memory/buddy.py", "engine/batching.py"
 BEAM, SEQUENCE = "engine/beam.py", "engine/sequence.py"
 STOPPING, PARAMS = "engine/stopping.py", "sampling_params.py"
@@ -84,14 +85,14 @@ BUGS = [
         "parent.blocks[: child.num_computed // self.block_size]",
     ),
     Bug("rejected drafts that stay computed", DECODING, "    seq.num_computed = before + len(tokens) - 1\n", ""),
-    Bug("preempting work in flight", SCHEDULER, "if victim.num_in_flight:", "if False:"),
+    Bug("preempting work in flight", RESIDENCE, "if victim.num_in_flight:", "if False:"),
     Bug(
         "late results of a finished sequence",
-        SCHEDULER,
+        RESULTS,
         "            if not seq.finished:\n                decoding.place_drawn",
         "            if True:\n                decoding.place_drawn",
     ),
-    Bug("recomputed branches that do not share again", SCHEDULER, "self.kv.fork(source[0], seq, source[1])", "pass"),
+    Bug("recomputed branches that do not share again", PLANNING, "self._kv.fork(source[0], seq, source[1])", "pass"),
     Bug(
         "swapping that loses sharing",
         MANAGER,
@@ -100,20 +101,20 @@ BUGS = [
     ),
     Bug(
         "a device that is empty and still asks for slack",
-        SCHEDULER,
-        "        if not self._running:\n            return 0\n",
+        RESIDENCE,
+        "        if not running:\n            return 0\n",
         "",
     ),
     Bug(
         "hashing before the token is known",
-        SCHEDULER,
-        "self.kv.publish(entry.seq, entry.end)",
-        "self.kv.publish(entry.seq, entry.end + self.kv.block_size)",
+        RESULTS,
+        "self._kv.publish(entry.seq, entry.end)",
+        "self._kv.publish(entry.seq, entry.end + self._kv.block_size)",
     ),
     Bug("a round that waits for nobody", DECODING, "len(group.candidates) == len(group.live)", "True"),
     Bug(
         "candidates that outlive their recomputation",
-        SCHEDULER,
+        RESIDENCE,
         "group.candidates.clear()  # they come again, with those of all beams",
         "pass",
     ),
@@ -151,12 +152,12 @@ BUGS = [
     Bug("branches that share a grammar", DECODING, "grammar=parent.grammar.fork() if", "grammar=parent.grammar if"),
     Bug(
         "a mask that is not waited for",
-        SCHEDULER,
+        PLANNING,
         "if seq.grammar is not None and seq.grammar.mask is None:\n                continue",
         "if False:\n                continue",
     ),
     Bug("a complete text that goes on", STOPPING, "return not _may_end(", "return False and not _may_end("),
-    Bug("drafts for a grammar", SCHEDULER, "not group.params.needs_host:", "not group.params.needs_history:"),
+    Bug("drafts for a grammar", RESULTS, "not group.params.needs_host:", "not group.params.needs_history:"),
     Bug("a demand that forgets copy-on-write", MANAGER, "return total + sum(", "return total + 0 * sum("),
     Bug(
         "a fork that copies before its source is computed",

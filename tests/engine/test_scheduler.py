@@ -1,5 +1,6 @@
 """What the scheduler promises one by one: order, budget, room for decodes, refusals, aborts, metrics."""
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -87,9 +88,9 @@ def test_lower_priority_values_come_first_and_are_preempted_last() -> None:
         harness.add(name, priority=priority)
     assert order_of_ends(harness.finish()) == ["first", "first too", "second", "late"]
 
-    tight = Harness(num_blocks=6, scheduling_policy="priority", preemption_mode="recompute")
-    tight.add("cheap", 8, priority=5, max_tokens=12)
-    tight.add("dear", 8, priority=1, max_tokens=12)
+    tight = Harness(num_blocks=14, scheduling_policy="priority", preemption_mode="recompute")
+    tight.add("cheap", 8, priority=5, max_tokens=40)
+    tight.add("dear", 8, priority=1, max_tokens=40)
     ends = {d.request_id: d.metrics for d in tight.finish() if d.metrics is not None}
     assert list(ends) == ["dear", "cheap"]
     assert ends["dear"].num_preemptions == 0 and ends["cheap"].num_preemptions > 0
@@ -114,6 +115,37 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_of_its_own() -> None:
     harness.add("b", 24)
     assert harness.plan() == {0: 24}
     assert harness.plan() == {0: 1, 1: 24}
+
+
+def test_room_is_left_for_what_runs_to_grow_where_yielding_is_dear() -> None:
+    """Three blocks are free beside the first sequence's two: the second would fit, and soon one of them would have to yield."""
+    dear = Harness(num_blocks=8, preemption_mode="recompute")
+    cheap = Harness(num_blocks=8, num_host_blocks=8, preemption_mode="auto")
+    for harness in (dear, cheap):
+        harness.add("running", 8, max_tokens=20)
+        harness.plan()
+        harness.add("next", 8, max_tokens=20)
+    assert set(dear.plan()) == {0}
+    assert set(cheap.plan()) == {0, 1}
+    for harness in (dear, cheap):
+        assert order_of_ends(harness.finish()) == ["running", "next"]
+    assert dear.scheduler.counters.preemptions == 0 < cheap.scheduler.counters.preemptions
+
+
+def test_who_needs_no_block_goes_on_while_another_waits_for_one() -> None:
+    harness = Harness(num_blocks=5, num_host_blocks=8)
+    for name, prompt_len in (("first", 1), ("second", 2), ("last", 2)):
+        harness.add(name, prompt_len, max_tokens=12)
+    in_flight: deque[SchedulerOutput] = deque()
+    planned: list[set[int]] = []
+    while len(planned) < 6:
+        while len(in_flight) < 2 and (plan := harness.scheduler.schedule()) is not None:
+            in_flight.append(plan)
+            planned.append({seq.seq_id for seq in plan.sequences})
+            harness.executor.submit(plan)
+        harness.scheduler.commit(in_flight.popleft(), harness.executor.run_oldest())
+    # The first lacks a block and the last, which has work in flight, is to yield one.
+    assert planned == [{0, 1, 2}] * 4 + [{1}, {0, 1}]
 
 
 def test_no_more_sequences_than_allowed() -> None:
@@ -235,6 +267,14 @@ def test_swap_or_recompute_follows_what_was_measured() -> None:
     assert cost.prefers_swap(num_blocks=10, num_tokens=160)
     observe(copy_seconds=10.0, forward_seconds=0.0)
     assert not cost.prefers_swap(num_blocks=10, num_tokens=160)
+
+
+def test_the_cost_of_swapping_is_told_as_a_part_of_recomputing() -> None:
+    cost = SwapCost()
+    part = cost.part_of_recomputing(num_blocks=10, num_tokens=160)
+    assert part == pytest.approx(2 * 10 * 1e-4 / (160 * 1e-3))
+    assert cost.part_of_recomputing(num_blocks=1000, num_tokens=1) == 1.0
+    assert cost.part_of_recomputing(num_blocks=0, num_tokens=0) == 1.0
 
 
 def test_drafts_by_prompt_lookup() -> None:

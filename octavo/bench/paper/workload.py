@@ -64,7 +64,7 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     beam_width: int = 0
     prefix_caching: bool = False
-    preemption_mode: PreemptionMode = "recompute"
+    preemption_mode: PreemptionMode = "auto"
     max_num_batched_tokens: int = 2048
     repeat: int = 0
     limit: float | None = None
