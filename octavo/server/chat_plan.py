@@ -20,6 +20,7 @@ from octavo.server.tool_choice import Tools
 from octavo.server.tools import PARSERS, Format
 from octavo.server.tools.events import Parser
 from octavo.server.tools.forced import NamedParser, RequiredParser
+from octavo.structured.tags import has_free_text, read_tags
 
 
 class ChatPlan(msgspec.Struct, frozen=True):
@@ -54,11 +55,10 @@ def plan_answer(
     """``continued`` is the message that the answer goes on with, "" if it is a new one; ``style`` is the name of the model's
     reasoning, None where it is not to be told apart. Raises ``ApiError`` 400."""
     forced = tools is not None and tools.forced
-    form = structured.wanted(request)
-    own_form = form is not None and not forced
-    all_of_it = own_form and form is not None and form.params.structural_tag is None
+    form = None if forced else structured.wanted(request)
+    own_form = form is not None
     thinking = None
-    if style is not None and not all_of_it:  # a form that the request itself gives to all its text has no reasoning in it
+    if style is not None and (form is None or _has_free_text(form.params)):  # no reasoning where all text has a form
         thinking = _Thinking(STYLES[style], prompt_leaves_open(prompt, continued))
     text = TextPlan(
         splitter=None if thinking is None else partial(ReasoningSplitter, thinking.style, inside=thinking.inside),
@@ -71,6 +71,10 @@ def plan_answer(
     confined = None if own_form or request.use_beam_search else _confined(tools, written, thinking)
     special = tools is not None and tools.choice == "auto" and written is not None and written.special
     return ChatPlan(text, confined, special)
+
+
+def _has_free_text(form: StructuredOutputsParams) -> bool:
+    return form.structural_tag is not None and has_free_text(read_tags(msgspec.json.decode(form.structural_tag)).format)
 
 
 def _parser(tools: Tools | None, written: Format | None) -> Callable[[], Parser] | None:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import msgspec
 
 from octavo.server import interpreter
-from octavo.server.wire import FrameReader, FromEngine, ToEngine, WireError, frame, from_engine_decoder
+from octavo.server.framing import FrameReader, WireError
+from octavo.server.wire import FromEngine, ToEngine, frame, from_engine_decoder
 
 _EXIT_SECONDS = 2.0
 

@@ -20,13 +20,13 @@ from octavo.config import ConfigError
 from octavo.request import Request
 from octavo.sampling_params import ParameterError
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
+from octavo.server.framing import FrameReader, WireError
 from octavo.server.stepped_engine import SteppedEngine
 from octavo.server.wire import (
     Abort,
     Add,
     Ended,
     Fatal,
-    FrameReader,
     FromEngine,
     Load,
     Pin,
@@ -36,7 +36,6 @@ from octavo.server.wire import (
     Shutdown,
     Step,
     ToEngine,
-    WireError,
     frame,
     to_engine_decoder,
 )

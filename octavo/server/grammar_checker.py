@@ -18,7 +18,8 @@ import msgspec
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.server import errors, interpreter
 from octavo.server.errors import ApiError
-from octavo.server.grammar_process import COMPILE_SECONDS, Verdict, read_frame, write_frame
+from octavo.server.framing import WireError, read_frame
+from octavo.server.grammar_process import COMPILE_SECONDS, Verdict, send
 from octavo.server.structured import Wanted
 from octavo.structured.vocabulary import Vocabulary
 
@@ -102,9 +103,9 @@ def _exchange(process: subprocess.Popen[bytes], message: msgspec.Struct) -> Verd
     watchdog.daemon = True
     watchdog.start()
     try:
-        with contextlib.suppress(OSError):
-            write_frame(process.stdin, message)  # type: ignore[arg-type]  # a pipe is a binary stream
-            body = read_frame(process.stdout)  # type: ignore[arg-type]
+        with contextlib.suppress(OSError, WireError):
+            send(process.stdin, message)
+            body = read_frame(process.stdout)
             return None if body is None else msgspec.msgpack.decode(body, type=Verdict)
         return None
     finally:

@@ -9,14 +9,14 @@ import contextlib
 import os
 import resource
 import signal
-import struct
 import sys
 import threading
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
 from octavo.sampling_params import StructuredOutputsParams
+from octavo.server.framing import framed, read_frame
 from octavo.structured.vocabulary import Vocabulary
 
 COMPILE_SECONDS = 2.0
@@ -24,7 +24,6 @@ COMPILE_SECONDS = 2.0
 _MEMORY_BYTES = 512 << 20
 _STACK_BYTES = 4 << 20
 _NICENESS = 10
-_LENGTH = struct.Struct("<I")
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -34,23 +33,13 @@ class Verdict(msgspec.Struct, frozen=True):
     path: str = ""
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """The next frame; None at the end, even in the middle of one."""
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(header)
-    body = stream.read(length)
-    return body if len(body) == length else None
-
-
-def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
-    body = msgspec.msgpack.encode(message)
-    stream.write(_LENGTH.pack(len(body)) + body)
+def send(stream: IO[bytes], message: msgspec.Struct) -> None:
+    """Writes one message, all of it."""
+    stream.write(framed(msgspec.msgpack.encode(message)))
     stream.flush()
 
 
-def serve(source: BinaryIO, target: BinaryIO) -> None:
+def serve(source: IO[bytes], target: IO[bytes]) -> None:
     """Answers until ``source`` ends."""
     from octavo.structured.compiler import GrammarCompiler, GrammarError
 
@@ -59,7 +48,7 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
         return
     compiler = GrammarCompiler(msgspec.msgpack.decode(first, type=Vocabulary))
     _limit_memory()
-    write_frame(target, Verdict())
+    send(target, Verdict())
     while (body := read_frame(source)) is not None:
         wanted = msgspec.msgpack.decode(body, type=StructuredOutputsParams)
         verdict = Verdict()
@@ -69,7 +58,7 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
         except GrammarError as error:
             verdict = Verdict(str(error), error.path)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        write_frame(target, verdict)
+        send(target, verdict)
 
 
 def _limit_memory() -> None:

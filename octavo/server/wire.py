@@ -1,12 +1,9 @@
-"""What the API process and the engine process say to each other, and how it is framed.
+"""What the API process and the engine process say to each other.
 
-A frame is a 4-byte little-endian length and one msgpack value of a fixed type: no pickle, no free-form value, and a cap on
-the length that is checked before anything is allocated. ``ToEngine`` goes one way, ``FromEngine`` the other. Every message
-is a value; losing the socket is how either side learns that the other has died.
+A frame (``framing``) holds one msgpack value of a fixed type: no pickle, no free-form value. ``ToEngine`` goes one way,
+``FromEngine`` the other. Every message is a value; losing the socket is how either side learns that the other has died.
 """
 
-import struct
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -15,13 +12,7 @@ from octavo.config import EngineConfig, ModelConfig
 from octavo.metrics import EngineStats
 from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
-
-MAX_FRAME = 256 * 1024 * 1024
-_HEADER = struct.Struct("<I")
-
-
-class WireError(RuntimeError):
-    """The other side sent something that is not a message, or more of it than agreed."""
+from octavo.server.framing import framed
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -116,36 +107,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def frame(message: ToEngine | FromEngine) -> bytes:
-    """The bytes of one message, its length first. Raises ``WireError`` when it is above the cap."""
-    body = _encoder.encode(message)
-    if len(body) > MAX_FRAME:
-        raise WireError(f"a message of {len(body)} bytes is above the cap of {MAX_FRAME}")
-    return _HEADER.pack(len(body)) + body
-
-
-class FrameReader:
-    """Cuts a stream of bytes into frames. Holds at most one incomplete frame, so never more than the cap."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yields the body of each frame that ``data`` completes. Raises ``WireError`` for a length above the cap."""
-        self._buffer += data
-        position = 0
-        try:
-            while len(self._buffer) - position >= _HEADER.size:
-                (length,) = _HEADER.unpack_from(self._buffer, position)
-                if length > MAX_FRAME:
-                    raise WireError(f"a message of {length} bytes is above the cap of {MAX_FRAME}")
-                end = position + _HEADER.size + length
-                if len(self._buffer) < end:
-                    break
-                body = bytes(memoryview(self._buffer)[position + _HEADER.size : end])
-                position = end
-                yield body
-        finally:
-            del self._buffer[:position]
+    """The bytes of one message. Raises ``WireError`` when it is above the cap."""
+    return framed(_encoder.encode(message))
 
 
 def to_engine_decoder() -> msgspec.msgpack.Decoder[ToEngine]:

@@ -15,8 +15,9 @@ from octavo.sampling_params import ParameterError, SamplingParams
 from octavo.server import errors, wire
 from octavo.server.engine_client import Mailbox, RequestTable
 from octavo.server.engine_process import Channel, EngineLoop
+from octavo.server.framing import FrameReader, WireError
 from octavo.server.status import STALL_SECONDS, Status
-from octavo.server.wire import Abort, Add, Ended, FrameReader, Refused, Shutdown, Step, WireError, frame
+from octavo.server.wire import Abort, Add, Ended, Refused, Shutdown, Step, frame
 
 
 def request(name: str, n: int = 1) -> Request:

@@ -17,11 +17,12 @@ from octavo.server import wire
 from octavo.server.engine_client import Mailbox
 from octavo.server.engine_handle import EngineProcess
 from octavo.server.errors import ApiError
+from octavo.server.framing import FrameReader
 from octavo.server.request_log import Log
 from octavo.server.status import STALL_SECONDS, Status
 from octavo.server.supervisor import Supervisor
 from octavo.server.watchdog import BUSY_FACTOR, INTERVAL, Watchdog, cpu_seconds
-from octavo.server.wire import Abort, Add, Ended, FrameReader, Load, Pin, Ready, Refused, Step, frame
+from octavo.server.wire import Abort, Add, Ended, Load, Pin, Ready, Refused, Step, frame
 from tests.server.fakes import MODEL
 from tests.server.test_engine_loop import delta, request
 

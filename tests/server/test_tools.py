@@ -392,6 +392,21 @@ def test_a_form_that_the_request_asks_for_has_no_reasoning(tmp_path: Path) -> No
     bench = make(tmp_path, reasoning_parser="deepseek_r1")
     say(bench, '{"a": 1}')
     assert both(bench, response_format={"type": "json_object"})["content"] == '{"a": 1}'
+    schema = {"type": "json_schema", "json_schema": {"type": "object"}}
+    tags = {"type": "tag", "begin": "", "content": schema, "end": ""}
+    assert both(bench, response_format={"type": "structural_tag", "format": tags})["content"] == '{"a": 1}'
+
+
+def test_free_text_around_a_form_has_reasoning_and_calls(tmp_path: Path) -> None:
+    bench = make(tmp_path, reasoning_parser="deepseek_r1")
+    say(bench, f"Hm.</think>I look.\n{CALL}")
+    tag = {"type": "tag", "begin": "<tool_call>", "content": {"type": "any_text"}, "end": "</tool_call>"}
+    tags = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [tag]}
+    form = {"type": "structural_tag", "format": tags}
+    found = both(bench, response_format=form, tools=[WEATHER])
+    assert (found["reasoning"], found["content"], len(found["calls"])) == ("Hm.", "I look.", 1)
+    confined = bench.engine.requests[0].params.structured_outputs
+    assert confined is not None and confined.structural_tag is not None
 
 
 def test_reasoning_is_content_without_a_parser(tooled: Bench) -> None:

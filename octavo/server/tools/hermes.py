@@ -4,9 +4,8 @@ Text may stand before, between and after. The closing tag may be missing. A call
 the tags and is no call stays content, tags and all.
 """
 
-from octavo.server.tools.events import Event, content, whole_call
-from octavo.server.tools.pieces import NotJson, split_at
-from octavo.server.tools.written import JsonObject, read_call
+from octavo.server.tools.events import Event
+from octavo.server.tools.json_calls import JsonCallParser, State
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -25,59 +24,28 @@ def hermes_grammar(call: str, many: bool) -> str:
     )
 
 
-class HermesParser:
+class HermesParser(JsonCallParser):
     """``functions`` are the names that the request brings; a call of another one is a call, and the client's to refuse."""
 
-    def __init__(self, functions: frozenset[str]) -> None:
-        self._state = self._outside
-        self._held = ""
-        self._object = JsonObject()
+    marker = OPEN
 
-    def push(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        while text:
-            text = self._state(text, events)
-        return events
+    def __init__(self, functions: frozenset[str]) -> None:
+        super().__init__()
 
     def finish(self) -> list[Event]:
-        held = "" if self._state == self._after else self._held
-        inside = self._object.text if self._state == self._inside else ""
-        return content(held + inside)
+        """Half a closing tag is none of the content."""
+        return [] if self._state == self._after else super().finish()
 
-    def _outside(self, text: str, events: list[Event]) -> str:
-        before, rest, found = split_at(self._held + text, OPEN)
-        events += content(before)
-        if not found:
-            self._held = rest
-            return ""
-        self._held, self._state = OPEN, self._before
-        return rest
-
-    def _before(self, text: str, events: list[Event]) -> str:
-        """Between the tag and the brace; ``_held`` is all from the tag on."""
-        rest = text.lstrip()
-        self._held += text[: len(text) - len(rest)]
+    def _marked(self, text: str, events: list[Event]) -> str:
+        rest = self._skip_space(text)
         if rest.startswith("{"):
-            self._object, self._state = JsonObject(), self._inside
+            self._begin_object()
         elif rest:
-            self._give_up("", events)
+            self._give_up(events)
         return rest
 
-    def _inside(self, text: str, events: list[Event]) -> str:
-        try:
-            end = self._object.push(text)
-        except NotJson as error:
-            self._give_up(self._object.text, events)
-            return text[error.at :]
-        if end is None:
-            return ""
-        call = read_call(self._object.text)
-        if call is None:
-            self._give_up(self._object.text, events)
-        else:
-            events += whole_call(call.name, call.arguments)
-            self._held, self._state = "", self._after
-        return text[end:]
+    def _after_call(self) -> State:
+        return self._after
 
     def _after(self, text: str, events: list[Event]) -> str:
         """The closing tag, or whatever is there instead of it."""
@@ -89,8 +57,3 @@ class HermesParser:
                 return ""
         self._held, self._state = "", self._outside
         return rest.removeprefix(CLOSE) if rest.startswith(CLOSE) else text
-
-    def _give_up(self, read: str, events: list[Event]) -> None:
-        """It was no call: what was read of it is content."""
-        events += content(self._held + read)
-        self._held, self._state = "", self._outside

@@ -4,9 +4,9 @@
 just is JSON: an object is a call when it names a function of the request, else content.
 """
 
-from octavo.server.tools.events import Event, content, whole_call
-from octavo.server.tools.pieces import NotJson, split_at
-from octavo.server.tools.written import JsonObject, read_call
+from octavo.server.tools.events import Event
+from octavo.server.tools.json_calls import JsonCallParser, State
+from octavo.server.tools.written import Call, read_call
 
 MARKER = "<|python_tag|>"
 
@@ -19,73 +19,40 @@ def llama3_json_grammar(call: str, many: bool) -> str:
     )
 
 
-class Llama3JsonParser:
-    """Calls name one of ``functions``."""
+class Llama3JsonParser(JsonCallParser):
+    """Calls name one of ``functions``. The answer begins as if the marker had been there."""
+
+    marker = MARKER
 
     def __init__(self, functions: frozenset[str]) -> None:
+        super().__init__()
         self._functions = functions
-        self._state = self._start
-        self._held = ""
-        self._object = JsonObject()
+        self._state = self._marked
 
-    def push(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        while text:
-            text = self._state(text, events)
-        return events
-
-    def finish(self) -> list[Event]:
-        inside = self._object.text if self._state == self._inside else ""
-        return content(self._held + inside)
-
-    def _start(self, text: str, events: list[Event]) -> str:
-        """Where a call may stand. ``_held`` is what has been read since the last call."""
+    def _marked(self, text: str, events: list[Event]) -> str:
         return self._maybe_object(text, events, separators="")
 
     def _between(self, text: str, events: list[Event]) -> str:
         return self._maybe_object(text, events, separators=";,")
 
+    def _after_call(self) -> State:
+        return self._between
+
     def _maybe_object(self, text: str, events: list[Event], *, separators: str) -> str:
-        rest = text.lstrip()
-        self._held += text[: len(text) - len(rest)]
+        """Where a call may stand. ``_held`` is what has been read since the last call."""
+        rest = self._skip_space(text)
         if not rest:
             return ""
         if rest[0] in separators:
             self._held += rest[0]
-            self._state = self._start
+            self._state = self._marked
             return rest[1:]
         if rest[0] == "{":
-            self._object, self._state = JsonObject(), self._inside
-            return rest
-        events += content(self._held)
-        self._held, self._state = "", self._outside
-        return rest
-
-    def _outside(self, text: str, events: list[Event]) -> str:
-        before, rest, found = split_at(self._held + text, MARKER)
-        events += content(before)
-        if not found:
-            self._held = rest
-            return ""
-        self._held, self._state = MARKER, self._start
-        return rest
-
-    def _inside(self, text: str, events: list[Event]) -> str:
-        try:
-            end = self._object.push(text)
-        except NotJson as error:
-            self._give_up(events)
-            return text[error.at :]
-        if end is None:
-            return ""
-        call = read_call(self._object.text)
-        if call is None or call.name not in self._functions:
-            self._give_up(events)
+            self._begin_object()
         else:
-            events += whole_call(call.name, call.arguments)
-            self._held, self._state = "", self._between
-        return text[end:]
+            self._give_up(events)
+        return rest
 
-    def _give_up(self, events: list[Event]) -> None:
-        events += content(self._held + self._object.text)
-        self._held, self._state = "", self._outside
+    def _read(self, text: str) -> Call | None:
+        call = read_call(text)
+        return call if call is not None and call.name in self._functions else None
