@@ -14,7 +14,8 @@ import msgspec
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope
 
-from octavo.server import errors, faults
+from octavo.server import aside, errors, faults
+from octavo.server.aside import MANY_BYTES
 from octavo.server.errors import ApiError
 from octavo.server.options import ServerOptions
 
@@ -23,8 +24,6 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # possessiv
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _DEPTH = bytes.maketrans(b"[{]}", bytes([1, 1, 0xFF, 0xFF]))
 _SLICE = 1 << 16
-_INLINE = 1 << 17
-"""Bodies up to this length are decoded on the event loop; a thread costs more than it saves."""
 
 
 class ClientGone(Exception):
@@ -68,10 +67,8 @@ def _too_large(limit: int) -> ApiError:
 async def read(scope: Scope, receive: Receive, kind: type[T], options: ServerOptions) -> tuple[T, list[str]]:
     """A request's body as ``kind`` and the warnings it deserves. Raises ``ApiError`` and ``ClientGone``."""
     body = await read_body(scope, receive, options)
-    if len(body) <= _INLINE:
-        value, unknown = decode(body, kind, max_depth=options.max_json_depth)
-    else:
-        value, unknown = await asyncio.to_thread(decode, body, kind, max_depth=options.max_json_depth)
+    scope["state"]["body_bytes"] = len(body)
+    value, unknown = await aside.run(len(body) > MANY_BYTES, decode, body, kind, max_depth=options.max_json_depth)
     return value, warn_unknown(unknown, strict=options.strict)
 
 

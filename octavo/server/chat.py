@@ -13,7 +13,8 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo.server import body, errors, sse
+from octavo.server import aside, body, errors, sse
+from octavo.server.aside import MANY_BYTES
 from octavo.server.call_grammar import check_calls
 from octavo.server.chat_plan import ChatPlan, call_format, plan_answer
 from octavo.server.chat_text import ChatText, TextDelta, TextPlan
@@ -21,7 +22,7 @@ from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import ChatRequest
-from octavo.server.replies import Envelope, Usages, beams_of, json_response, stream
+from octavo.server.replies import Envelope, Usages, beams_of, stream, whole
 from octavo.server.responses import (
     ChatChoice,
     ChatChunk,
@@ -51,13 +52,14 @@ class Chat:
         request, warnings = await body.read(http.scope, http.receive, ChatRequest, service.options)
         frontend = service.loaded()
         envelope = service.accept(http, request, prefix="chatcmpl", warnings=warnings)
-        tools = read_tools(request)
+        is_large = http.scope["state"]["body_bytes"] > MANY_BYTES
+        tools = await aside.run(is_large, read_tools, request)
         written = call_format(tools, service.options, frontend.call_format)
         template_kwargs = _template_kwargs(request, frontend)
         envelope.warn(_without_effect(request, tools, written, frontend))
         await service.check_form(request)
         prompt = await self._prompt(request, tools, template_kwargs)
-        plan = self._plan(request, tools, written, prompt)
+        plan = await aside.run(is_large, self._plan, request, tools, written, prompt)
         if tools is not None and plan.structured_outputs is not None:
             await check_calls(plan.structured_outputs, tools, frontend.grammars.check)
         generation = service.generation(
@@ -76,12 +78,8 @@ class Chat:
         if request.stream:
             return await self._streamed(generation, answer)
         async with sse.watch_client(http.receive, generation.client_gone):
-            try:
-                while updates := await generation.updates():
-                    answer.collect(updates)
-            finally:
-                generation.close()
-        return json_response(answer.whole())
+            alternatives = max(request.top_logprobs or 0, request.prompt_logprobs or 0)
+            return await whole(answer, generation, alternatives=alternatives)
 
     async def _streamed(self, generation: Generation, answer: "ChatAnswer") -> Response:
         try:

@@ -12,12 +12,13 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo.server import body, errors, params, sse
+from octavo.server import aside, body, errors, params, sse
+from octavo.server.aside import MANY_ENTRIES
 from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import CompletionRequest
-from octavo.server.replies import Envelope, Usages, beams_of, json_response, stream
+from octavo.server.replies import Envelope, Usages, beams_of, json_response, stream, whole
 from octavo.server.responses import (
     CompletionChoice,
     CompletionChunk,
@@ -57,12 +58,8 @@ class Completions:
         if request.stream:
             return await self._streamed(generation, answer)
         async with sse.watch_client(http.receive, generation.client_gone):
-            try:
-                while updates := await generation.updates():
-                    answer.collect(updates)
-            finally:
-                generation.close()
-        return json_response(answer.whole())
+            alternatives = max(request.logprobs or 0, answer.num_prompt_logprobs or 0)
+            return await whole(answer, generation, alternatives=alternatives)
 
     async def _streamed(self, generation: Generation, answer: "CompletionAnswer") -> Response:
         try:
@@ -74,7 +71,8 @@ class Completions:
         return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
 
     async def _prompts(self, request: CompletionRequest) -> list[Prompt]:
-        texts, ids = split_prompts(request.prompt, self._service.options.max_prompts)
+        most = self._service.options.max_prompts
+        texts, ids = await aside.run(_is_long(request.prompt, most), split_prompts, request.prompt, most)
         limits = self._service.loaded().limits
         if texts is not None:
             cut = await self._service.encode_prompts(texts, request, special=request.add_special_tokens is not False)
@@ -85,12 +83,21 @@ class Completions:
             shown = list(texts)
         elif request.echo:
             tokenizer = self._service.loaded().tokenizer
-            shown = [_decode(tokenizer, token_ids, limits.vocab_size) for token_ids in cut]
+            is_much = sum(map(len, cut)) > MANY_ENTRIES
+            shown = await aside.run(is_much, lambda: [_decode(tokenizer, token_ids, limits.vocab_size) for token_ids in cut])
         return [Prompt(text, token_ids) for text, token_ids in zip(shown, cut, strict=True)]
 
 
 def _decode(tokenizer: Any, token_ids: list[int], vocab_size: int) -> str:
     return str(tokenizer.decode([i for i in token_ids if i < vocab_size]))
+
+
+def _is_long(prompt: Any, most: int) -> bool:
+    """Whether token ids are so many that even looking at each takes a while. More lists than ``most`` are not looked at."""
+    if not isinstance(prompt, list):
+        return False
+    lists = [item for item in prompt if isinstance(item, list)] if len(prompt) <= most else []
+    return len(prompt) + sum(map(len, lists)) > MANY_ENTRIES
 
 
 def split_prompts(prompt: Any, limit: int) -> tuple[list[str] | None, list[list[int]]]:

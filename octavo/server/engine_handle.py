@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -14,6 +15,8 @@ from octavo.server.framing import FrameReader, WireError
 from octavo.server.wire import FromEngine, ToEngine, frame, from_engine_decoder
 
 _EXIT_SECONDS = 2.0
+_TURN = 1 << 15
+"""Bytes of messages after which others get a turn. A step's usually are fewer; log-probabilities make them more."""
 
 
 class EngineProcess(msgspec.Struct, frozen=True):
@@ -47,21 +50,47 @@ class Connection(asyncio.Protocol):
         self._on_message = on_message
         self._on_lost = on_lost
         self._reader = FrameReader()
+        self._frames: deque[bytes] = deque()
         self._decode = from_engine_decoder().decode
-        self._transport: asyncio.WriteTransport | None = None
+        self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # a socket's transport can write
 
     def data_received(self, data: bytes) -> None:
         try:
-            for body in self._reader.feed(data):
-                self._on_message(self._decode(body))
-        except (WireError, msgspec.MsgspecError):
+            self._frames.extend(self._reader.feed(data))
+        except WireError:
             self.close()
+        self._take_turn()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        while self._frames:
+            self._take_turn()
         self._on_lost()
+
+    def _take_turn(self) -> None:
+        """Hands on some of what has come; others get a turn before the rest, and nothing more is read until then."""
+        size = 0
+        try:
+            while self._frames and size < _TURN:
+                body = self._frames.popleft()
+                size += len(body)
+                self._on_message(self._decode(body))
+        except msgspec.MsgspecError:
+            self._frames.clear()
+            self.close()
+        finally:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._frames:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._take_turn)
+        else:
+            self._transport.resume_reading()
 
     def send(self, message: ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():

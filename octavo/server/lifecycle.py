@@ -6,6 +6,7 @@ The exit status is 0 only for an asked-for stop. Whatever ends the server, strea
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -149,6 +150,7 @@ class Lifecycle:
         self._service.frontend = Frontend.build(
             front.tokenizer, front.model_config, max_model_len=front.max_model_len, config=config
         )
+        gc.freeze()  # what is here stays: the collector, which holds everything up, need not look at it again
         self._status.text_ready()
         ready, process = await self._engine_ready
         self._announce(ready, process)

@@ -11,7 +11,7 @@ from octavo.server import errors
 from octavo.server.errors import ApiError
 from octavo.tokenizer import Tokenizer
 
-_INLINE_CHARACTERS = 8192
+_INLINE_CHARACTERS = 2048
 """Prompts up to this length are tokenized on the event loop; a thread costs more than it saves."""
 _NORMALIZATION = 2
 """Normal forms shorten a text, composed characters by a half at the most."""

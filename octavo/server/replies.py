@@ -10,7 +10,8 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from octavo.sampling_params import ParameterError
-from octavo.server import errors, faults, sse
+from octavo.server import aside, errors, faults, sse
+from octavo.server.aside import MANY_ENTRIES
 from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
@@ -84,6 +85,16 @@ def json_response(value: msgspec.Struct, headers: dict[str, str] | None = None) 
     return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
 
 
+class WholeAnswer(Protocol):
+    """An answer that goes out when it is complete."""
+
+    def collect(self, updates: Sequence[ChoiceUpdate]) -> None:
+        """Keeps what is new."""
+
+    def whole(self) -> msgspec.Struct:
+        """The body."""
+
+
 class StreamedAnswer(Protocol):
     """An answer that goes out while it grows."""
 
@@ -94,12 +105,25 @@ class StreamedAnswer(Protocol):
         """After every choice is complete; ``[DONE]`` last."""
 
 
+async def whole(answer: WholeAnswer, generation: Generation, *, alternatives: int) -> Response:
+    """An answer that goes out at once. ``alternatives`` are the log-probabilities that are reported for each token."""
+    try:
+        while updates := await generation.updates():
+            answer.collect(updates)
+    finally:
+        generation.close()
+    record = generation.record
+    entries = (record.output_tokens + record.prompt_tokens) * (1 + alternatives)
+    return await aside.run(entries > MANY_ENTRIES, lambda: json_response(answer.whole()))
+
+
 async def stream(answer: StreamedAnswer, generation: Generation, log: Log) -> AsyncGenerator[bytes]:
     """The events of an answer; when it fails, the error as the last event and ``[DONE]``, because the status line is long
     gone."""
     try:
         while updates := await generation.updates():
-            if piece := answer.events(updates):
+            is_much = any(len(update.prompt_logprobs or ()) > MANY_ENTRIES // 20 for update in updates)
+            if piece := await aside.run(is_much, answer.events, updates):
                 faults.point("stream")
                 yield piece
         faults.point("stream")

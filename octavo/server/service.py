@@ -184,14 +184,17 @@ class Service:
         # Clients of the field's servers leave add_generation_prompt at its default when they continue a message.
         generate = not continued if add_generation_prompt is None else add_generation_prompt
         tokenizer = self.loaded().tokenizer
-        return await asyncio.to_thread(
-            tokenizer.apply_chat_template,
-            [msgspec.to_builtins(message) for message in messages],
-            add_generation_prompt=generate,
-            continue_final_message=continued,
-            template_kwargs=template_kwargs,
-            tools=tools,
-        )
+
+        def text() -> str:
+            return tokenizer.apply_chat_template(
+                [msgspec.to_builtins(message) for message in messages],
+                add_generation_prompt=generate,
+                continue_final_message=continued,
+                template_kwargs=template_kwargs,
+                tools=tools,
+            )
+
+        return await asyncio.to_thread(text)
 
     def generation(
         self,

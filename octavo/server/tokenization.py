@@ -3,11 +3,12 @@
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo.server import body, errors
+from octavo.server import aside, body, errors
+from octavo.server.aside import MANY_ENTRIES
 from octavo.server.protocol import DetokenizeRequest, TokenizeRequest
 from octavo.server.replies import json_response
 from octavo.server.responses import DetokenizeResponse, TokenizeResponse
-from octavo.server.service import Service
+from octavo.server.service import Frontend, Service
 from octavo.server.tool_choice import check_tools
 
 
@@ -24,21 +25,14 @@ class Tokenization:
         service.model_name(request.model)
         text, special = await self._text(request)
         (tokens,) = await frontend.encoder.encode([text], add_special_tokens=special)
-        strings = [frontend.tokenizer.token_text(token) for token in tokens] if request.return_token_strs else None
-        return json_response(
-            TokenizeResponse(count=len(tokens), max_model_len=frontend.limits.max_model_len, tokens=tokens, token_strs=strings)
-        )
+        return await aside.run(len(tokens) > MANY_ENTRIES, _tokenized, tokens, frontend, bool(request.return_token_strs))
 
     async def detokenize(self, http: HttpRequest) -> Response:
         service = self._service
         request, _ = await body.read(http.scope, http.receive, DetokenizeRequest, service.options)
         frontend = service.loaded()
         service.model_name(request.model)
-        vocab_size = frontend.limits.vocab_size
-        for token in request.tokens:
-            if not 0 <= token < vocab_size:
-                raise errors.invalid(f"Token id {token} is out of vocabulary", "tokens")
-        return json_response(DetokenizeResponse(frontend.tokenizer.decode(request.tokens, skip_special_tokens=False)))
+        return await aside.run(len(request.tokens) > MANY_ENTRIES, _detokenized, request.tokens, frontend)
 
     async def _text(self, request: TokenizeRequest) -> tuple[str, bool]:
         """The text to tokenize, and whether special tokens are added around it."""
@@ -58,3 +52,17 @@ class Tokenization:
         if request.prompt is None:
             raise errors.malformed("prompt: field required", "prompt")
         return request.prompt, request.add_special_tokens is not False
+
+
+def _tokenized(tokens: list[int], frontend: Frontend, with_strings: bool) -> Response:
+    strings = [frontend.tokenizer.token_text(token) for token in tokens] if with_strings else None
+    return json_response(
+        TokenizeResponse(count=len(tokens), max_model_len=frontend.limits.max_model_len, tokens=tokens, token_strs=strings)
+    )
+
+
+def _detokenized(tokens: list[int], frontend: Frontend) -> Response:
+    for token in tokens:
+        if not 0 <= token < frontend.limits.vocab_size:
+            raise errors.invalid(f"Token id {token} is out of vocabulary", "tokens")
+    return json_response(DetokenizeResponse(frontend.tokenizer.decode(tokens, skip_special_tokens=False)))

@@ -189,20 +189,22 @@ def million_tokens(server: RunningServer) -> None:
 async def sigterm_under_load(server: RunningServer, *, streams: int = 32) -> Counter[str]:
     """Whatever was taken is finished, the process ends with 0."""
     tasks = [asyncio.create_task(stream(server.url, long_request(i, 300))) for i in range(streams)]
-    while await asyncio.to_thread(server.metric, "octavo_requests_pending") < streams // 2:
-        if any(task.done() for task in tasks):
-            break  # all have been taken: none is refused after the first has its answer
+    while not any(task.done() for task in tasks):  # the first answer comes after all have been taken
+        states = [await asyncio.to_thread(server.metric, f"octavo_requests_{state}") for state in ("running", "waiting")]
+        if sum(states) == streams:
+            break
         await asyncio.sleep(0.01)
     server.process.send_signal(signal.SIGTERM)
     outcomes = await asyncio.gather(*tasks)
-    assert {outcome.kind for outcome in outcomes} == {"length"} and all(outcome.done for outcome in outcomes)
+    kinds = Counter(outcome.kind for outcome in outcomes)
+    assert set(kinds) == {"length"} and all(outcome.done for outcome in outcomes), kinds
     assert await asyncio.to_thread(server.join) == 0
-    return Counter(outcome.kind for outcome in outcomes)
+    return kinds
 
 
 def main(model: str, seconds: float) -> None:
     """All of it, on one server."""
-    server = RunningServer(Path(model) if Path(model).exists() else model, "--max-num-seqs", "16").wait_ready()
+    server = RunningServer(Path(model) if Path(model).exists() else model, "--max-num-seqs", "16", "--drain-timeout", "120").wait_ready()
     baseline = Baseline(server)
     print("clients that leave:", dict(asyncio.run(clients_that_leave(server, seconds))), flush=True)
     baseline.check()

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import random
 from typing import Any
 
 import pytest
 
 from octavo.server.errors import busy, engine_restarted, invalid
 from octavo.server.options import ServerOptions
+from octavo.server.responses import CompletionChunk, CompletionChunkChoice
+from octavo.server.sse import TextEvents, event
 from tests.server.fakes import Bench, Exchange, stable
 
 CHAT = {"messages": [{"role": "user", "content": "count"}]}
@@ -318,6 +321,62 @@ def test_a_reader_that_stops_is_dropped(bench: Bench) -> None:
 
     asyncio.run(scenario())
     assert dropped and bench.service.metrics.clients_gone == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_what_can_be_written_at_once_goes_straight_to_the_connection(bench: Bench, path: str) -> None:
+    """And nothing else: not while the client is slow, and not the end, which more has to know of."""
+    said = {"prompt": "x"} if path == "/v1/completions" else CHAT
+    fields = {**said, "stream": True, "n": 3, "max_tokens": 3}
+    ready = random.Random(3)
+
+    def run(*, direct: bool) -> tuple[str, list[bytes], list[bytes]]:
+        body = bytearray()
+        sent: list[bytes] = []
+        written: list[bytes] = []
+
+        def take(kept: list[bytes], part: bytes) -> bool:
+            kept.append(part)
+            body.extend(part)
+            return True
+
+        exchange = Exchange(bench.app, "POST", path, fields, headers=HEADERS, on_body=lambda part: take(sent, part))
+        if direct:
+            exchange.scope["state"]["write_part"] = lambda part: ready.random() < 0.5 and take(written, part)
+        asyncio.run(exchange.run())
+        return stable(bytes(body)), sent, written
+
+    whole, _, none = run(direct=False)
+    assert not none
+    for _ in range(5):
+        text, sent, written = run(direct=True)
+        assert text == whole and b"" in sent and b"" not in written
+    assert written
+
+
+@pytest.mark.parametrize("text", ["", "a", '"}],\n\\', "\0", "é\u2028 🎉", "\x7f\x1f"])
+def test_an_event_with_another_text_is_the_event_of_that_text(text: str) -> None:
+    def chunk(said: str) -> CompletionChunk:
+        choice = CompletionChunkChoice(index=1, text=said)
+        return CompletionChunk(id='"\\u0000"', created=1, model="\0 m", choices=[choice])
+
+    assert TextEvents(chunk(TextEvents.MARK)).event(text) == event(chunk(text))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_chunks_say_the_same_whether_or_not_they_are_made_from_a_pattern(bench: Bench, path: str) -> None:
+    """With token ids, every chunk is made on its own."""
+    said = {"prompt": "x"} if path == "/v1/completions" else CHAT
+    fields = {**said, "n": 2, "max_tokens": 3, "unknown": 1, "stream_options": {"include_usage": True}}
+    plain = [json.loads(line[6:]) for line in events(bench, path, fields).splitlines() if line.startswith("data: {")]
+    full = events(bench, path, {**fields, "return_token_ids": True})
+    whole = [json.loads(line[6:]) for line in full.splitlines() if line.startswith("data: {")]
+    for chunk in whole:
+        if "prompt_token_ids" in chunk:
+            chunk["prompt_token_ids"] = None
+        for choice in chunk["choices"]:
+            choice |= {name: None for name in ("token_ids", "prompt_token_ids") if name in choice}
+    assert plain == whole
 
 
 def test_the_log_line_has_the_request_and_never_the_prompt(bench: Bench) -> None:
