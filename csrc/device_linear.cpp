@@ -11,6 +11,7 @@ namespace {
 constexpr int64_t kPanelBytes = 256 << 10; // weights that meet all rows before others do: the second-level cache should hold them
 constexpr int64_t kChunkBytes = 256 << 10; // inputs of rows that meet those weights: they should stay there too
 constexpr int64_t kLeastRows = 192;        // of a chunk: below, weights are fetched too often
+constexpr int64_t kPastCaches = 4 << 20;   // of a result: more would only push other things out of the caches
 constexpr int64_t kFewRows = 4;            // below, kernels multiply two blocks at once
 
 // The most rows of a chunk.
@@ -107,6 +108,8 @@ void Device::multiply(const LinearArgs& args, bool bf16) {
     auto kernel = bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
     const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size()), together = args.rows < kFewRows ? 2 : 1;
     LinearArgs own_args = args;
+    // Logits, above all: rows far apart whose lines would share few places in the caches.
+    own_args.past_caches = !args.residual && args.n % 16 == 0 && args.rows * args.n * 4 >= kPastCaches;
     if (coming_.next < coming_.count) own_args.pieces = &coming_;
     Spans spans(cut.units(), static_cast<int>(claimants));
     over_units(claimants, [&](int64_t own, int) {

@@ -42,6 +42,7 @@ struct LinearArgs {
     int64_t first_row = 0, first_column = 0; // what lies at `out`
     int64_t fetch_end = 0; // blocks below it may be fetched into the cache while the one before is multiplied
     Pieces* pieces = nullptr;
+    bool past_caches = false; // whole vectors of the result, which is then aligned to them, go to memory at once
 };
 
 struct PackArgs {

@@ -93,6 +93,33 @@ inline void store_output(const LinearArgs& a, int64_t row, int64_t column, Vec v
     vstore_as(a.out, (row - a.first_row) * a.out_stride + column - a.first_column, v, part, false);
 }
 
+// The sums of a tile whose vectors v of columns begin at columns[v]. Unrolled, so that they never leave their registers.
+template <int R, int V>
+inline __attribute__((always_inline)) void store_tile(const LinearArgs& a, int64_t row, const int64_t (&columns)[V],
+                                                      const Vec (&acc)[R][V]) {
+    if (columns[V - 1] + W > a.n) { // columns ascend
+        for (int r = 0; r < R; ++r) {
+            for (int v = 0; v < V; ++v) store_output(a, row + r, columns[v], acc[r][v]);
+        }
+        return;
+    }
+    float* out = a.out + (row - a.first_row) * a.out_stride - a.first_column;
+    const float *bias = a.bias, *residual = a.residual ? a.residual + row * a.n : nullptr;
+    const int64_t stride = a.out_stride, residual_stride = a.n;
+    const bool past_caches = a.past_caches;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) {
+            Vec sum = acc[r][v];
+            if (bias) sum = vadd(sum, vload(bias + columns[v]));
+            if (residual) sum = vadd(sum, vload(residual + r * residual_stride + columns[v]));
+            if (past_caches) vstream(out + r * stride + columns[v], sum);
+            else vstore(out + r * stride + columns[v], sum);
+        }
+    }
+}
+
 #ifdef OCTAVO_DOT_BF16
 typedef uint16_t Input;
 constexpr bool kDot = true;
@@ -199,12 +226,9 @@ __attribute__((noinline)) void tile_bf16(const LinearArgs& a, int64_t row, int64
         }
         Vec acc[R][V];
         multiply_bf16<kAhead>(a, row, w, acc, ahead);
-        for (int r = 0; r < R; ++r) {
-            for (int v = 0; v < V; ++v) {
-                int64_t at = (block + v / kLinearVecs) * kColumnBlock + column + v % kLinearVecs * W;
-                store_output(a, row + r, at, acc[r][v]);
-            }
-        }
+        int64_t columns[V];
+        for (int v = 0; v < V; ++v) columns[v] = (block + v / kLinearVecs) * kColumnBlock + column + v % kLinearVecs * W;
+        store_tile(a, row, columns, acc);
     }
 }
 
@@ -227,12 +251,9 @@ template <int R, int B> __attribute__((noinline)) void tile_f32(const LinearArgs
                 for (int v = 0; v < V; ++v) acc[r][v] = vfma(input, weights[v], acc[r][v]);
             }
         }
-        for (int r = 0; r < R; ++r) {
-            for (int v = 0; v < V; ++v) {
-                int64_t at = (block + v / kLinearVecs) * kColumnBlock + column + v % kLinearVecs * W;
-                store_output(a, row + r, at, acc[r][v]);
-            }
-        }
+        int64_t columns[V];
+        for (int v = 0; v < V; ++v) columns[v] = (block + v / kLinearVecs) * kColumnBlock + column + v % kLinearVecs * W;
+        store_tile(a, row, columns, acc);
     }
 }
 
@@ -304,6 +325,7 @@ inline void multiply_range(const TileKernels& tiles, const LinearArgs& a, int64_
         }
         block += step;
     }
+    if (a.past_caches) vstream_end();
 }
 
 void linear_bf16(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {

@@ -9,6 +9,8 @@ inline Vec vzero() { return _mm256_setzero_ps(); }
 inline Vec vset(float x) { return _mm256_set1_ps(x); }
 inline Vec vload(const float* p) { return _mm256_loadu_ps(p); }
 inline void vstore(float* p, Vec v) { _mm256_storeu_ps(p, v); }
+inline void vstream(float* p, Vec v) { _mm256_stream_ps(p, v); } // past the caches; p is aligned
+inline void vstream_end() { _mm_sfence(); }                       // other threads see what this one has streamed
 inline __m256i vmask_n(int64_t n) {
     const __m256i lane = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), lane);

@@ -9,6 +9,8 @@ inline Vec vzero() { return _mm512_setzero_ps(); }
 inline Vec vset(float x) { return _mm512_set1_ps(x); }
 inline Vec vload(const float* p) { return _mm512_loadu_ps(p); }
 inline void vstore(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+inline void vstream(float* p, Vec v) { _mm512_stream_ps(p, v); } // past the caches; p is aligned
+inline void vstream_end() { _mm_sfence(); }                       // other threads see what this one has streamed
 inline Vec vload_n(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p); }
 inline void vstore_n(float* p, Vec v, int64_t n) { _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), v); }
 inline Vec vadd(Vec a, Vec b) { return _mm512_add_ps(a, b); }
@@ -84,10 +86,14 @@ template <int P> inline Vec vload_int8(const int8_t* const* p, int64_t at) {
 
 // Round to nearest even; NaN stays NaN.
 inline void vstore_bf16(uint16_t* p, Vec v) {
+#ifdef __AVX512BF16__
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v)); // denormals are zero, as everywhere
+#else
     __m512i bits = _mm512_castps_si512(v);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
     __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
     __m512i result = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), rounded, quiet);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16)));
+#endif
 }

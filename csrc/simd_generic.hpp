@@ -15,6 +15,8 @@ inline Vec vload(const float* p) {
     return v;
 }
 inline void vstore(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
+inline void vstream(float* p, Vec v) { vstore(p, v); } // may pass the caches
+inline void vstream_end() {}
 inline Vec vload_n(const float* p, int64_t n) {
     Vec v = vzero();
     for (int64_t i = 0; i < n; ++i) v[i] = p[i];

@@ -60,6 +60,17 @@ def test_rows_keep_their_bits_at_every_batch_size(isa: str, k: int, n: int) -> N
         assert same_bits(np.array(backend.ops.linear(x[:m].copy(), packed)), whole[:m])
 
 
+@pytest.mark.parametrize(("isa", "dtype"), DEVICES)
+@pytest.mark.parametrize("n", [12_000, 12_016, 12_001])
+def test_a_result_larger_than_caches_has_the_bits_of_its_rows(isa: str, dtype: str, n: int) -> None:
+    weight, x, bias = Dense(act(normal(1, n, 9), dtype)), act(normal(2, 90, 9), dtype), normal(3, n)
+    backend = device(isa, dtype)
+    packed = backend.weight(weight)
+    whole = backend.to_host(backend.ops.linear(x, packed, bias=bias))
+    for m in (0, 41, 89):
+        assert same_bits(backend.to_host(backend.ops.linear(x[m : m + 1].copy(), packed, bias=bias)), whole[m : m + 1])
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [1, 3, 40, 400])
