@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t kHeadsOfUnit = 48;   // query rows x heads that share a tile of K and V
 constexpr int64_t kUnitsPerThread = 4; // with fewer, long sequences are cut
 constexpr int64_t kComingBytes = int64_t{12} << 20; // of blocks that a last-level cache keeps while a layer is multiplied
+constexpr int64_t kPieceBytes = 12 << 10;           // of small blocks that are fetched as one
 
 void check_cache(const KVBlocks& cache, int64_t layer, HeadShape shape) {
     check(layer >= 0 && layer < cache.num_layers, "layer out of range");
@@ -140,18 +141,31 @@ bool Device::attend(const AttentionArgs& args, int64_t sequences) {
 }
 
 // Products between two layers' attention leave memory idle when there are many rows: they fetch the blocks that the next layer
-// will read, as far as a shared cache is likely to keep them.
+// will read, as far as a shared cache is likely to keep them. A tile takes one piece, whatever its size: small blocks that lie
+// side by side go together. Shared ones go once.
 void Device::announce(const AttentionArgs& args, int64_t sequences, const char* next_layer) {
-    const int64_t bytes = args.head_bytes * args.num_kv_heads, most = kComingBytes / bytes;
+    const int64_t bytes = args.head_bytes * args.num_kv_heads, together = std::max<int64_t>(1, kPieceBytes / bytes);
     coming_blocks_.clear();
-    for (int64_t i = 0; next_layer && i < sequences; ++i) {
+    std::vector<uint64_t> wanted(divide_up(args.num_blocks, 64)); // a bit each
+    int64_t left = next_layer ? kComingBytes / bytes : 0;
+    for (int64_t i = 0; i < sequences && left > 0; ++i) {
         const int64_t first = args.window ? std::max<int64_t>(0, args.seq_lens[i] - args.window) / args.block_size : 0;
         const int32_t* table = args.tables + i * args.table_width;
-        for (int64_t b = first; b * args.block_size < args.seq_lens[i]; ++b) {
-            if (static_cast<int64_t>(coming_blocks_.size()) < most) coming_blocks_.push_back(next_layer + table[b] * bytes);
+        for (int64_t b = first; left > 0 && b * args.block_size < args.seq_lens[i]; ++b, --left) {
+            const auto block = static_cast<uint32_t>(table[b]); // unchecked where a sequence has no rows
+            if (block < static_cast<uint32_t>(args.num_blocks)) wanted[block / 64] |= uint64_t{1} << block % 64;
         }
     }
-    coming_ = {coming_blocks_.data(), static_cast<int64_t>(coming_blocks_.size()), bytes, 0};
+    int64_t taken = 0; // all blocks below it
+    for (size_t word = 0; word < wanted.size(); ++word) {
+        for (uint64_t rest = wanted[word]; rest; rest &= rest - 1) {
+            const int64_t block = static_cast<int64_t>(word) * 64 + __builtin_ctzll(rest);
+            if (block < taken) continue;
+            coming_blocks_.push_back(next_layer + block * bytes);
+            taken = block + together;
+        }
+    }
+    coming_ = {coming_blocks_.data(), static_cast<int64_t>(coming_blocks_.size()), bytes * together, 0};
 }
 
 nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, nb::handle query_start,

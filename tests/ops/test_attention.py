@@ -278,3 +278,23 @@ def test_scores_far_apart(isa: str) -> None:
         batch = Batch(none, none, nowhere(1), np.array([0, 1], np.int32), np.array([1100], np.int32), table, none)
         out = backend.ops.attention(cache, 0, rows[-1:], batch, shape, scale=1.0, window=None)
         np.testing.assert_array_equal(out, np.full((1, 16), best / 8, np.float32))
+
+
+@pytest.mark.parametrize("block_size", [4, 8, 16])
+def test_the_table_of_a_sequence_without_rows_is_not_followed(block_size: int) -> None:
+    """Nobody reads its blocks; what is fetched for the next layer, of which there is one here, must not trust them either."""
+    paged = Paged(AttentionShape(4, 2, 64), block_size, "bfloat16", (90,))
+    none = np.zeros(0, np.int32)
+    tables = np.concatenate([paged.tables(), np.full_like(paged.tables(), 2**31 - 1), np.full_like(paged.tables(), -(2**31))])
+    starts, lengths = np.array([0, 1, 1, 1], np.int32), np.array([90, 90, 90], np.int32)
+    alone = Batch(none, none, nowhere(1), starts[:2], lengths[:1], tables[:1], none)
+    beside = Batch(none, none, nowhere(1), starts, lengths, tables, none)
+    for isa in ISAS:
+        backend = device(isa, "float32")
+        cache = paged.filled_cache(backend)
+        store(backend, cache, 0, paged.rows(0), paged.slots(0, 0, 90), paged.shape)
+        row = paged.rows(0)[89:]
+        expected = np.array(backend.ops.attention(cache, 0, row, alone, paged.shape, scale=0.1, window=None))
+        actual = np.array(backend.ops.attention(cache, 0, row, beside, paged.shape, scale=0.1, window=None))
+        assert np.isfinite(expected).all()
+        assert same_bits(actual, expected)
