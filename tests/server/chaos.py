@@ -204,7 +204,8 @@ async def sigterm_under_load(server: RunningServer, *, streams: int = 32) -> Cou
 
 def main(model: str, seconds: float) -> None:
     """All of it, on one server."""
-    server = RunningServer(Path(model) if Path(model).exists() else model, "--max-num-seqs", "16", "--drain-timeout", "120").wait_ready()
+    flags = ["--max-num-seqs", "16", "--drain-timeout", "120"]
+    server = RunningServer(Path(model) if Path(model).exists() else model, *flags).wait_ready()
     baseline = Baseline(server)
     print("clients that leave:", dict(asyncio.run(clients_that_leave(server, seconds))), flush=True)
     baseline.check()
