@@ -1,12 +1,10 @@
 """How the tokens of one step are shared: a place for each decode, up to half of the rest for short prompts, then the others.
 
-Without it a long prompt would take whole steps for itself and everything behind it would wait until it is computed. Short
-prompts get by it in one step; it loses at most half of each, so that neither starves. Among equals the policy's order holds.
+Without it a long prompt would take whole steps for itself and everything behind it would wait until it is computed. What lacks no
+more than a step can compute is short, and gets by it in one or two steps; it loses at most half of each, so that neither
+starves. Among equals the policy's order holds.
 Knows no sequence, only how many tokens each lacks.
 """
-
-_SHORT = 4
-"""A prompt is short when this many of its length fit into a step."""
 
 
 class StepBudget:
@@ -17,7 +15,6 @@ class StepBudget:
         self.left = tokens
         self._tokens = tokens
         self._splits = splits
-        self._short_length = tokens // _SHORT
         self._decodes = self._decodes_to_plan = 0
         self._short = self._short_given = 0
 
@@ -35,7 +32,7 @@ class StepBudget:
         if lacking == 1:
             self._decodes += 1
             self._decodes_to_plan += 1
-        elif 1 < lacking <= self._short_length:
+        elif 1 < lacking <= self._tokens:
             self._short += lacking
 
     def decodes_are_planned(self) -> None:
@@ -48,7 +45,7 @@ class StepBudget:
         if lacking == 1:
             return left
         free = max(1, left - self._decodes_to_plan)
-        if lacking > self._short_length:
+        if lacking > self._tokens:
             free -= max(0, min(self._short, self._most_for_short) - self._short_given)
         return max(0, min(left, free))
 
@@ -57,5 +54,5 @@ class StepBudget:
         self.left -= num_tokens
         if lacking == 1:
             self._decodes_to_plan -= 1
-        elif lacking <= self._short_length:
+        elif lacking <= self._tokens:
             self._short_given += num_tokens

@@ -101,12 +101,21 @@ def test_a_long_prompt_is_chunked_and_leaves_room_for_decodes() -> None:
     for name in "abc":
         harness.add(name, max_tokens=20)
     harness.plan()
-    harness.add("long", 40)
+    harness.add("long", 60)
     assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 13}
     assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 13}
     harness.add("next", 4)
     assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 9, 4: 4}
-    assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 5, 4: 1}
+    assert harness.plan() == {0: 1, 1: 1, 2: 1, 3: 12, 4: 1}
+
+
+def test_a_prompt_that_fits_into_a_step_gets_half_of_each_beside_a_longer_one() -> None:
+    harness = Harness(max_num_batched_tokens=16, max_model_len=128)
+    harness.add("long", 80)
+    assert harness.plan() == {0: 16}
+    harness.add("next", 14)
+    assert harness.plan() == {0: 8, 1: 8}
+    assert harness.plan() == {0: 10, 1: 6}
 
 
 def test_without_chunked_prefill_a_prompt_waits_for_a_step_of_its_own() -> None:
