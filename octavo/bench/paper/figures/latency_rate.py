@@ -129,12 +129,12 @@ def _plan(bench: Bench, machine: str, trace: str) -> Plan:
     short = trace != "sharegpt"
     if machine == HERE:
         if bench.quick:
-            seconds, runs = (2.0, 2) if short else (3.0, 3)
+            seconds, runs = (1.5, 2) if short else (2.5, 2)
             return Plan(threshold=0.05, seconds=seconds, fewest=6, fractions=(1.0, 1.5), closeness=1.3, most_runs=runs)
         seconds = 5.0 if short else 8.0
         return Plan(threshold=0.05, seconds=seconds, fewest=20, fractions=(0.5, 0.9, 1.2), closeness=1.1, most_runs=6)
     if bench.quick:
-        return Plan(threshold=0.5, seconds=20.0 if short else 200.0, fractions=(0.5, 0.9), closeness=1.2, most_runs=7)
+        return Plan(threshold=0.5, seconds=20.0 if short else 100.0, fractions=(0.5, 0.9), closeness=1.2, most_runs=7)
     return Plan(threshold=0.5, seconds=60.0 if short else 450.0, fractions=(0.3, 0.6, 0.9, 1.1), closeness=1.04)
 
 
