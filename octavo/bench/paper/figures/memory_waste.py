@@ -56,7 +56,7 @@ class MemoryWaste:
 
     @staticmethod
     def _repeats(bench: Bench) -> Sequence[int]:
-        return range(1, 1 if bench.quick else 4)
+        return range(1, 2 if bench.quick else 4)
 
     @staticmethod
     def _policy(bench: Bench, mode: Mode, policy: Any) -> Point:
