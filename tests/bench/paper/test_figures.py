@@ -45,6 +45,9 @@ def kernels_of(name: str, spec: Any, compute: Callable[[], Any]) -> Any:
     if spec.get("kind") == "kernel-overhead":
         sizes = [str(size) for size in kernel_overhead.BLOCK_SIZES]
         return {"contiguous": 1e-5, "paged": dict.fromkeys(sizes, 1.01e-5), "overhead": dict.fromkeys(sizes, 0.01)}
+    if spec.get("kind") == "steps":
+        costs = {str(size): {"cost": 0.01, "low": 0.0, "high": 0.02} for size in (*spec["sizes"][1:], "again")}
+        return {"seconds": dict.fromkeys([str(spec["sizes"][0]), *costs], 0.015), "cost": costs}
     return {"recompute": 0.02, "swap": 0.001 * (1 + 1 / spec["block"])}
 
 
@@ -108,10 +111,14 @@ def worse(serve: Serve) -> Replayed:
 
 def slow(name: str, spec: Any, compute: Callable[[], Any]) -> Any:
     found = kernels_of(name, spec, compute)
+    if "cost" in found:
+        return found | {"cost": {key: {"cost": 0.03, "low": 0.02, "high": 0.04} for key in found["cost"]}}
     return found | ({"overhead": dict.fromkeys(found["paged"], 0.2)} if "paged" in found else {})
 
 
-@pytest.mark.parametrize("name", ["memory-waste", "latency-rate", "sampling-and-beams", "shared-prefix", "kernel-overhead"])
+@pytest.mark.parametrize(
+    "name", ["memory-waste", "latency-rate", "sampling-and-beams", "shared-prefix", "kernel-overhead", "block-size"]
+)
 def test_what_is_not_met_is_said(canned: Bench, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(canned, "served", worse)
     monkeypatch.setattr(canned, "once", slow)

@@ -1,15 +1,18 @@
-"""Fig. 18b: the block size, end to end: small blocks cost attention, large ones waste memory."""
+"""Fig. 18b: the block size, end to end: small blocks cost attention, large ones waste memory; and what a size costs by itself,
+step by step."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from octavo.bench.paper import drawing
 from octavo.bench.paper.bench import Bench
 from octavo.bench.paper.figure import Findings, Measured, Mode, Point, Record, Table, Verdict
+from octavo.bench.paper.paired_steps import compare_steps
 from octavo.bench.paper.scenes import PRESET_TITLES, long_scene, scene
 from octavo.bench.paper.workload import HERE, TRACE_NAMES, Serve
+from octavo.clock import WallClock
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -19,6 +22,10 @@ RATES = {"sharegpt": 2.0, "alpaca": 40.0}
 """Requests a second on the simulated OPT-13B: what blocks of 16 can just sustain."""
 REPORTED = {"sharegpt": "16-128 best", "alpaca": "16 and 32 best"}
 NEAR_BEST = 0.05
+STEP_SIZES, STEP_ROWS, STEP_LENGTHS = (16, 8, 4, 32), 32, (32, 128)
+"""Sizes whose steps are taken in turn, against the first; sequences, and the lengths of their prompts and outputs."""
+SMALLER, COST = 8, 0.02
+"""A size that wastes little, and what it may cost."""
 
 
 class BlockSize:
@@ -42,11 +49,21 @@ class BlockSize:
                     serve = long_scene(bench, block_size=size)
                 else:
                     serve = msgspec.structs.replace(scene(bench, HERE, trace), block_size=size)
-                spec = {"trace": trace, "block": size, "serve": msgspec.structs.asdict(serve)}
+                spec = {"kind": "run", "trace": trace, "block": size, "serve": msgspec.structs.asdict(serve)}
                 made.append(Point(f"{trace} block size {size}", mode, spec))
+        if mode == "real":
+            steps = {
+                "sizes": list(STEP_SIZES),
+                "rows": STEP_ROWS,
+                "lengths": list(STEP_LENGTHS),
+                "rounds": 2 if bench.quick else 8,
+            }
+            made.append(Point("steps in turn", mode, {"kind": "steps", **steps}))
         return made
 
     def measure(self, bench: Bench, point: Point) -> Record:
+        if point.spec["kind"] == "steps":
+            return bench.once(f"{self.name} {point.key}", point.spec, lambda: _compare(bench, point.spec))
         run = bench.served(msgspec.convert(point.spec["serve"], Serve))
         return {
             "output_rate": run.output_rate,
@@ -72,7 +89,7 @@ class BlockSize:
                     "memory alone does."
                 )
                 made.append(Table(_title(mode, trace), columns, rows, [note]))
-        return made
+        return made + [_step_table(m) for m in findings.of("real") if m["kind"] == "steps"]
 
     def picture(self, findings: Findings) -> "Picture":
         panels = [(mode, trace) for mode in findings.modes for trace in RATES]
@@ -93,11 +110,43 @@ class BlockSize:
             good = [m["block"] for m in found if m["output_rate"] >= (1 - NEAR_BEST) * best]
             ours = ", ".join(map(str, good)) + f" within {NEAR_BEST:.0%} of the best"
             made.append(Verdict(f"best block sizes, {_title('real', trace)}", REPORTED[trace], ours))
-        return made
+        return made + [_step_verdict(m) for m in findings.of("real") if m["kind"] == "steps"]
 
 
 def _of(found: Sequence[Measured], trace: str) -> list[Measured]:
-    return [m for m in found if m["trace"] == trace]
+    return [m for m in found if m["kind"] == "run" and m["trace"] == trace]
+
+
+def _compare(bench: Bench, spec: Mapping[str, Any]) -> Record:
+    lengths = (spec["lengths"][0], spec["lengths"][1])
+    parts = bench.parts(max_model_len=sum(lengths))
+    return compare_steps(
+        bench.config, parts, WallClock(), sizes=spec["sizes"], rows=spec["rows"], lengths=lengths, rounds=spec["rounds"]
+    )
+
+
+def _step_table(m: Measured) -> Table:
+    first, others = m["sizes"][0], [*map(str, m["sizes"][1:]), "again"]
+    rows: list[list[str | float | None]] = [[str(first), m["seconds"][str(first)] * 1e3, None, None]]
+    for name in others:
+        cost = m["cost"][name]
+        shown = f"{first}, a second engine" if name == "again" else name
+        rows.append([shown, m["seconds"][name] * 1e3, f"{cost['cost']:+.1%}", f"{cost['low']:+.1%} to {cost['high']:+.1%}"])
+    notes = [
+        f"Steps of {m['rows']} sequences with {m['lengths'][0]} tokens of prompt, up to {m['lengths'][1]} of output, not those "
+        "of the prompts. Engines that share the model take each step in turn. Cost: median over pairs of steps; then the "
+        f"middle half of {m['rounds']} rounds. The second engine of {first} shows how far to trust them."
+    ]
+    return Table(
+        f"Decode steps, {PRESET_TITLES[HERE]}", ["block size", "ms", f"cost against {first}", "in rounds"], rows, notes
+    )
+
+
+def _step_verdict(m: Measured) -> Verdict:
+    cost, again = m["cost"][str(SMALLER)]["cost"], m["cost"]["again"]["cost"]
+    first = m["sizes"][0]
+    what = f"a step with blocks of {SMALLER} against {first}, {m['rows']} sequences, {PRESET_TITLES[HERE]}"
+    return Verdict(what, "", f"{cost:+.1%} ({first} against itself {again:+.1%})", f"<= {COST:.0%}", cost <= COST)
 
 
 def _measure(mode: Mode) -> str:
