@@ -97,7 +97,8 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
         .def("pack_int4", &pack_int4, "packed"_a.noconvert(), "scales"_a.noconvert(), "minimums"_a.noconvert(), nb::kw_only(),
              "quantized_activations"_a)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
-        .def("linear", &Device::linear_integer, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none());
+        .def("linear", &Device::linear_integer, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none())
+        .def("linear_argmax", &Device::linear_argmax_integer, "x"_a, "weight"_a);
 }
 
 } // namespace octavo

@@ -65,6 +65,7 @@ NB_MODULE(_native, m) {
         .def("pack", &Device::pack, "weight"_a, nb::kw_only(), "gated"_a = false)
         .def("embedding", &Device::embedding, "ids"_a, "table"_a)
         .def("linear", &Device::linear, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none())
+        .def("linear_argmax", &Device::linear_argmax, "x"_a, "weight"_a)
         .def("gated_linear", &Device::gated_linear, "x"_a, "weight"_a, "bias"_a.none())
         .def("rms_norm", &Device::rms_norm, "x"_a, "weight"_a, "eps"_a)
         .def("silu_and_mul", &Device::silu_and_mul, "gate_up"_a)

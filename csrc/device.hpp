@@ -46,8 +46,10 @@ public:
     nb::object embedding(nb::handle ids, const PackedWeight& table);
     nb::object linear(nb::handle x, const PackedWeight& weight, nb::handle bias, nb::handle residual);
     nb::object gated_linear(nb::handle x, const PackedWeight& weight, nb::handle bias);
+    nb::object linear_argmax(nb::handle x, const PackedWeight& weight);
     nb::object embedding_integer(nb::handle ids, const IntegerWeight& table);
     nb::object linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual);
+    nb::object linear_argmax_integer(nb::handle x, const IntegerWeight& weight);
     nb::object rms_norm(nb::handle x, nb::handle weight, float eps);
     nb::object silu_and_mul(nb::handle gate_up);
     nb::object gather_rows(nb::handle x, nb::handle rows);
@@ -105,6 +107,8 @@ private:
     LinearArgs staged(const LinearArgs& args, int64_t rows, char* stage);
     void multiply(const LinearArgs& args, bool bf16);
     void multiply_gated(const LinearArgs& args, const GatedBlockArgs& gate, float* sums, bool bf16);
+    void multiply_argmax(const LinearArgs& args, char* bests, float* sums, int32_t* places, bool bf16);
+    void quantize_rows(const IntegerKernels& kernels, const QuantizeArgs& args);
     bool attend(const AttentionArgs& args, int64_t sequences);
     void announce(const AttentionArgs& args, int64_t sequences, const char* next_layer);
 

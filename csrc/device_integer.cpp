@@ -2,6 +2,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "best_of_rows.hpp"
 #include "device_output.hpp"
 #include "device_parallel.hpp"
 
@@ -44,10 +45,36 @@ IntegerCut cut_integer(const IntegerLinearArgs& a, int threads) {
     return {blocks, a.tiles, std::clamp<int64_t>(divide_up(blocks * row_chunks, wanted), 1, largest), row_chunks};
 }
 
-void run_integer_unit(const IntegerKernels& kernels, const IntegerLinearArgs& args, const IntegerCut& cut, int64_t unit) {
+struct IntegerUnit {
+    int64_t tile0, tile1, block0, block1;
+};
+
+IntegerUnit unit_of(const IntegerCut& cut, int64_t unit) {
     const int64_t block = unit / cut.row_chunks * cut.panel, chunk = unit % cut.row_chunks;
-    kernels.linear(args, cut.tiles * chunk / cut.row_chunks, cut.tiles * (chunk + 1) / cut.row_chunks, block,
-                   std::min(cut.blocks, block + cut.panel));
+    return {cut.tiles * chunk / cut.row_chunks, cut.tiles * (chunk + 1) / cut.row_chunks, block, std::min(cut.blocks, block + cut.panel)};
+}
+
+void run_integer_unit(const IntegerKernels& kernels, const IntegerLinearArgs& args, const IntegerCut& cut, int64_t unit) {
+    const IntegerUnit u = unit_of(cut, unit);
+    kernels.linear(args, u.tile0, u.tile1, u.block0, u.block1);
+}
+
+// args.out is memory for one block of the unit's rows.
+void best_of_unit(const IntegerKernels& kernels, const KernelTable& table, IntegerLinearArgs args, const IntegerCut& cut,
+                  int64_t unit, const BestOfRows& best, int64_t claimant) {
+    const IntegerUnit u = unit_of(cut, unit);
+    const int64_t row0 = args.rows * u.tile0 / args.tiles, row1 = args.rows * u.tile1 / args.tiles;
+    BestArgs found = best.of(claimant, row0);
+    found.sums = args.out;
+    found.rows = row1 - row0;
+    found.stride = args.out_stride;
+    args.first_row = row0;
+    for (int64_t block = u.block0; block < u.block1; ++block) {
+        args.first_column = found.first_column = block * kIntegerColumns;
+        found.columns = std::min<int64_t>(kIntegerColumns, args.n - found.first_column);
+        kernels.linear(args, u.tile0, u.tile1, block, block + 1);
+        table.best_of_block(found);
+    }
 }
 
 } // namespace
@@ -100,12 +127,17 @@ nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table)
     return out.array;
 }
 
+void Device::quantize_rows(const IntegerKernels& kernels, const QuantizeArgs& args) {
+    over_rows(args.tiles, 2 * args.rows * args.groups * kGroup, [&](int64_t t0, int64_t t1) { kernels.quantize(args, t0, t1); });
+}
+
 nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual) {
     const Array in = read(x, "x", act(), 2);
     const Size rows = rows_of(in);
     const int64_t groups = weight.columns / kGroup;
     const bool plain = weight.plain_activations;
-    IntegerLinearArgs args{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, plain};
+    IntegerLinearArgs args{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, plain,
+                           weight.rows};
     nb::object out = open_output(args, in, weight, bias, residual);
     const auto records = scratch(rows.capacity * groups * (plain ? kPlainRecord : kRecord));
     args.x = records.data();
@@ -114,12 +146,44 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
         args.rows = quantize.rows = rows.now();
         const IntegerKernels& kernels = kernels_for(*integer_, args.rows, args.plain);
         args.tiles = quantize.tiles = divide_up(args.rows, kernels.rows_of_tile);
-        over_rows(args.tiles, 2 * args.rows * args.groups * kGroup,
-                  [&](int64_t t0, int64_t t1) { kernels.quantize(quantize, t0, t1); });
+        quantize_rows(kernels, quantize);
         const IntegerCut cut = cut_integer(args, pool_.size());
         over_units(cut.units(), [&](int64_t unit, int) { run_integer_unit(kernels, args, cut, unit); });
     });
     return out;
+}
+
+// Block by block, whose products lie in a cache until the best of their rows are known.
+nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weight) {
+    const Array in = read(x, "x", act(), 2);
+    check(in.shape[1] == weight.columns, "linear_argmax: x must have one column for each input of the weight");
+    hold(weight);
+    const Size rows = rows_of(in);
+    const int64_t groups = weight.columns / kGroup, most_rows = std::min(rows.capacity, 2 * kRowsOfUnit);
+    const bool plain = weight.plain_activations;
+    const Result out = result(Type::int32, rows, 1, 1);
+    const auto records = scratch(rows.capacity * groups * (plain ? kPlainRecord : kRecord));
+    const auto sums = scratch(pool_.size() * most_rows * kIntegerColumns * 4);
+    const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
+    IntegerLinearArgs args{records.data(), weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, plain,
+                           kIntegerColumns};
+    QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four, plain};
+    issue([this, args, quantize, rows, most_rows, own = reinterpret_cast<float*>(sums.data()), memory = bests.data(),
+           places = out.ints()]() mutable {
+        args.rows = quantize.rows = rows.now();
+        const IntegerKernels& kernels = kernels_for(*integer_, args.rows, args.plain);
+        args.tiles = quantize.tiles = divide_up(args.rows, kernels.rows_of_tile);
+        quantize_rows(kernels, quantize);
+        const IntegerCut cut = cut_integer(args, pool_.size());
+        const BestOfRows best(memory, pool_.size(), args.rows);
+        over_units(cut.units(), [&](int64_t unit, int thread) {
+            IntegerLinearArgs now = args;
+            now.out = own + thread * most_rows * kIntegerColumns;
+            best_of_unit(kernels, *kernels_, now, cut, unit, best, thread);
+        });
+        best.merge(places);
+    });
+    return out.array;
 }
 
 } // namespace octavo

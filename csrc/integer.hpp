@@ -41,6 +41,8 @@ struct IntegerLinearArgs {
     float* out;
     int64_t rows, n, groups, tiles;
     bool four, plain; // plain: records of floats
+    int64_t out_stride;                      // elements
+    int64_t first_row = 0, first_column = 0; // what lies at `out`
 };
 
 struct QuantizeArgs {

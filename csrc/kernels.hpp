@@ -126,6 +126,14 @@ struct AttentionUnit {
     float* state;
 };
 
+// Columns [first_column, first_column + columns) of a product, to be held against the best of each row so far.
+struct BestArgs {
+    const float* sums; // [rows, stride]
+    int64_t rows, stride, first_column, columns;
+    float* values;   // of each row; minus infinity at first, plus infinity from a NaN on
+    int32_t* places; // their columns, the lowest among equals
+};
+
 // How linear_bf16 wants x.
 enum class Activation { fp32, bf16, bf16_padded }; // padded: rows hold zeros up to a multiple of kDepthStep
 
@@ -158,6 +166,8 @@ struct KernelTable {
 
     // Logits. NaN counts as minus infinity, but in argmax, which is -1 where a logit is NaN or infinite, or all are impossible.
     int64_t (*argmax)(const float* x, int64_t n);
+    // The same in parts, in any order: takes a few more columns into values and places.
+    void (*best_of_block)(const BestArgs&);
     // shares[i] = exp((x[i] - max) * inverse_temperature); sums[b] over block b of kShareBlock of them.
     void (*shares)(const float* x, int64_t n, float max, float inverse_temperature, float* shares, double* sums);
     // maxima[b] = the largest of block b of kMaxBlock logits.

@@ -153,7 +153,7 @@ inline void store_integer(const IntegerLinearArgs& a, int64_t row, int64_t colum
     if (part <= 0) return;
     if (a.bias) v = vadd(v, vload_part(a.bias + column, part));
     if (a.residual) v = vadd(v, vload_part(a.residual + row * a.n + column, part));
-    vstore_as(a.out, row * a.n + column, v, part, false);
+    vstore_as(a.out, (row - a.first_row) * a.out_stride + column - a.first_column, v, part, false);
 }
 
 // A tile's pass over the groups [group0, group1) of a block. What the groups before them gave is in `sums`, [row][output of the

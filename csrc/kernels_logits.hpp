@@ -22,6 +22,32 @@ int64_t argmax(const float* x, int64_t n) {
     return -1;
 }
 
+inline void best_of_row(const BestArgs& a, int64_t row) {
+    const float* x = a.sums + row * a.stride;
+    float best = a.values[row];
+    for (int64_t i = 0; i < a.columns; ++i) {
+        const auto place = static_cast<int32_t>(a.first_column + i);
+        if (x[i] != x[i]) {
+            best = __builtin_inff();
+        } else if (x[i] > best || (x[i] == best && place < a.places[row])) {
+            best = x[i];
+            a.places[row] = place;
+        }
+    }
+    a.values[row] = best;
+}
+
+// Few blocks have something for a row: the best of so many columns that came before is seldom passed.
+void best_of_block(const BestArgs& a) {
+    const int64_t whole = a.columns / W * W;
+    for (int64_t r = 0; r < a.rows; ++r) {
+        const Vec best = vset(a.values[r]);
+        uint32_t wanted = whole < a.columns;
+        for (int64_t i = 0; i < whole; i += W) wanted |= vnot_below(vload(a.sums + r * a.stride + i), best);
+        if (wanted) best_of_row(a, r);
+    }
+}
+
 void shares(const float* x, int64_t n, float max, float inverse_temperature, float* out, double* sums) {
     const Vec top = vset(max), scale = vset(inverse_temperature);
     for (int64_t b = 0; b * kShareBlock < n; ++b) {

@@ -46,6 +46,9 @@ inline Vec vpow2(Vec n) {
 // a where x >= y, else b (also where either is NaN)
 inline Vec vselect_ge(Vec x, Vec y, Vec a, Vec b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, y, _CMP_GE_OQ)); }
 
+// Not 0 if a lane of a is not below b's (also where either is NaN)
+inline uint32_t vnot_below(Vec a, Vec b) { return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NLT_UQ))); }
+
 // v in lanes [low, high), other elsewhere; bounds may lie outside the vector
 inline Vec vkeep(Vec v, int low, int high, Vec other) {
     const __m256i lane = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);

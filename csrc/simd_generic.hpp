@@ -49,6 +49,12 @@ inline Vec vpow2(Vec n) { return reinterpret_cast<Vec>((__builtin_convertvector(
 // a where x >= y, else b (also where either is NaN)
 inline Vec vselect_ge(Vec x, Vec y, Vec a, Vec b) { return x >= y ? a : b; }
 
+// Not 0 if a lane of a is not below b's (also where either is NaN)
+inline uint32_t vnot_below(Vec a, Vec b) {
+    const IntVec below = a < b;
+    return static_cast<uint32_t>(~(below[0] & below[1] & below[2] & below[3]));
+}
+
 // v in lanes [low, high), other elsewhere; bounds may lie outside the vector
 inline Vec vkeep(Vec v, int low, int high, Vec other) {
     const IntVec lane = {0, 1, 2, 3};

@@ -174,6 +174,10 @@ class Ops(Protocol):
         made with ``gated=True``."""
         ...
 
+    def linear_argmax(self, x: Array, weight: Weight) -> Array:
+        """``argmax(linear(x, weight))``, of the same bits: act[R, K], weight[V, K] -> int32[R]."""
+        ...
+
     def gather_rows(self, x: Array, rows: Array) -> Array:
         """x[rows], same dtype."""
         ...

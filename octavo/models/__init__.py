@@ -23,7 +23,7 @@ REGISTRY = {
 
 
 class Model(Protocol):
-    """A loaded model. Both methods run on the backend it was loaded on and obey the row contract."""
+    """A loaded model. All methods run on the backend it was loaded on and obey the row contract."""
 
     def forward(self, batch: Batch, cache: KVCache) -> Array:
         """The residual stream after the last layer, float32[T, H]; the step's K and V are in the cache after."""
@@ -31,6 +31,10 @@ class Model(Protocol):
 
     def logits(self, hidden: Array, rows: Array) -> Array:
         """hidden float32[T, H], rows int32[R] -> final norm and head of those rows, float32[R, V]."""
+        ...
+
+    def likeliest(self, hidden: Array, rows: Array) -> Array:
+        """The argmax of ``logits``, int32[R], as ``Ops.argmax`` tells it, without the logits."""
         ...
 
 

@@ -57,6 +57,7 @@ class ModelRunner:
         self._probe = isolate.probe if isolate else None
         self._step = Isolation(self._compute, self._last_token) if isolate else self._compute
         self._graph = backend.capture(self._forward, capture) if capture else None
+        self._greedy_graph = backend.capture(self._greedy_forward, capture) if capture else None
 
     def warm_up(self) -> None:
         """One token through the model, so that the first request finds threads, memory and weights awake."""
@@ -92,14 +93,19 @@ class ModelRunner:
         rows, first_rows = sampled_rows(plan, arrays["query_start"])
         tensors = {name: self._backend.tensor(array) for name, array in arrays.items()}
         batch = Batch(**tensors, logits_rows=self._backend.tensor(rows))
-        if self._graph and self._capacity and self._capacity.admits(batch):
-            hidden, logits = self._graph.replay(batch)
+        greedy = all(map(_wants_argmax, plan.sequences))
+        graph = self._greedy_graph if greedy else self._graph
+        if graph and self._capacity and self._capacity.admits(batch):
+            hidden, last = graph.replay(batch)
         else:
-            hidden, logits = self._forward(batch)
+            hidden, last = self._greedy_forward(batch) if greedy else self._forward(batch)
         computed = time.perf_counter()
         self._pass("sample", plan)
-        token_ids, logprobs = self._sample(plan, logits, first_rows)
-        candidates = self._candidates(plan, logits, first_rows)
+        if greedy:
+            token_ids, logprobs, candidates = self._likeliest(plan, last, first_rows), None, None
+        else:
+            token_ids, logprobs = self._sample(plan, last, first_rows)
+            candidates = self._candidates(plan, last, first_rows)
         prompt_logprobs = self._prompt_logprobs(plan, hidden, arrays["query_start"])
         return ModelOutput(
             step_id=plan.step_id,
@@ -120,13 +126,14 @@ class ModelRunner:
         hidden = self._model.forward(batch, self._cache)
         return hidden, self._model.logits(hidden, batch.logits_rows)
 
+    def _greedy_forward(self, batch: Batch) -> tuple[Array, Array]:
+        """The same, but of the logits no more than their argmax: they are a large part of what a step would write."""
+        hidden = self._model.forward(batch, self._cache)
+        return hidden, self._model.likeliest(hidden, batch.logits_rows)
+
     def _sample(
         self, plan: SchedulerOutput, logits: Array, first_rows: list[int]
     ) -> tuple[list[list[int]], list[list[TokenLogprobs] | None] | None]:
-        if not len(logits):
-            return [[] for _ in plan.sequences], None
-        if all(map(_wants_argmax, plan.sequences)):
-            return self._argmax(plan, logits, first_rows), None
         draws: list[SampleRow] = []
         for seq, first in zip(plan.sequences, first_rows, strict=True):
             if first >= 0 and not seq.num_candidates:
@@ -161,15 +168,14 @@ class ModelRunner:
         found = iter(self._sampler.candidates(logits, wanted))
         return [next(found) if seq.num_candidates else None for seq in plan.sequences]
 
-    def _argmax(self, plan: SchedulerOutput, logits: Array, first_rows: list[int]) -> list[list[int]]:
+    def _likeliest(self, plan: SchedulerOutput, found: Array, first_rows: list[int]) -> list[list[int]]:
         """What ``_sample`` gives where no request asks for more, without an object for each draw."""
-        best = self._sampler.argmax(logits)
+        best: list[int] = self._backend.to_host(found).tolist()
         tokens: list[list[int]] = []
         for seq, first in zip(plan.sequences, first_rows, strict=True):
-            mine = [best[first]] * len(seq.sample_rows)
+            tokens.append([best[first]] * len(seq.sample_rows) if seq.sample_rows else [])
             for row in seq.sample_rows:
                 self._last_token[row] = max(best[first], 0)
-            tokens.append(mine)
         return tokens
 
     def _prompt_logprobs(

@@ -60,6 +60,25 @@ def size_of_sums(x: np.ndarray, weight: Integer) -> np.ndarray:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("quantized", [True, False])
 @settings(max_examples=25, deadline=None)
+@given(seed=SEEDS, m=st.integers(0, 500), groups=GROUPS, n=st.integers(1, 400), spoilt=st.booleans())
+def test_linear_argmax_is_linear_and_its_argmax(
+    isa: str, kernels: str, kind: str, quantized: bool, seed: int, m: int, groups: int, n: int, spoilt: bool
+) -> None:
+    weight, x = random_weight(seed, kind, n, groups), act(normal(seed + 1, m, groups * GROUP), "bfloat16")
+    if spoilt and m:
+        x[seed % m, 0] = np.nan
+        x[seed // 7 % m] = 0  # every output the same
+    for threads in (1, 2, 3):
+        backend = device(isa, kernels, threads=threads, quantized=quantized)
+        packed = backend.weight(weight)
+        found = backend.ops.linear_argmax(x, packed)
+        np.testing.assert_array_equal(found, backend.ops.argmax(backend.ops.linear(x, packed)))
+
+
+@pytest.mark.parametrize(("isa", "kernels"), KERNELS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("quantized", [True, False])
+@settings(max_examples=25, deadline=None)
 @given(seed=SEEDS, m=ROWS, groups=GROUPS, n=COLUMNS, bias=st.booleans(), residual=st.booleans(), dtype=st.sampled_from(DTYPES))
 def test_linear_is_what_the_reference_computes(
     isa: str,

@@ -147,10 +147,41 @@ def test_gated_rows_in_chunks_keep_their_bits(isa: str) -> None:
         assert same_bits(np.array(backend.ops.gated_linear(x[:m].copy(), packed)), whole[:m])
 
 
+@pytest.mark.parametrize(("isa", "dtype"), DEVICES)
+@settings(max_examples=25, deadline=None)
+@given(seed=SEEDS, m=ROWS, k=DEPTHS, n=st.integers(1, 400), coarse=st.booleans(), data=st.data())
+def test_linear_argmax_is_linear_and_its_argmax(
+    isa: str, dtype: str, seed: int, m: int, k: int, n: int, coarse: bool, data: st.DataObject
+) -> None:
+    """Among ties, NaN and infinity too, for any number of threads; what is unsound in a column is so for every row."""
+    x, matrix = act(normal(seed, m, k), dtype), normal(seed + 1, n, k)
+    if coarse:
+        x, matrix = np.sign(x), np.round(matrix)
+    for bad in (np.nan, np.inf, -np.inf):
+        if data.draw(st.booleans()):
+            x[data.draw(st.integers(0, m - 1)), data.draw(st.integers(0, k - 1))] = bad
+    if data.draw(st.booleans()):
+        matrix[data.draw(st.integers(0, n - 1))] = data.draw(st.sampled_from([np.nan, np.inf, 3e38]))
+    for threads in (1, 2, 3):
+        ops, weight = device(isa, dtype, threads).ops, device(isa, dtype, threads).weight(Dense(act(matrix, dtype)))
+        np.testing.assert_array_equal(ops.linear_argmax(x, weight), ops.argmax(ops.linear(x, weight)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_linear_argmax_of_many_rows(isa: str) -> None:
+    """Rows in chunks, columns in panels; as the reference finds them where nothing is close."""
+    backend, rows = device(isa, "bfloat16"), 70 if isa == "amx_emulated" else 500
+    weight, x = Dense(normal(1, 1000, 577).astype(BF16)), normal(2, rows, 577).astype(BF16)
+    found = np.array(backend.ops.linear_argmax(x, backend.weight(weight)))
+    np.testing.assert_array_equal(found, backend.ops.argmax(backend.ops.linear(x, backend.weight(weight))))
+    assert (found == oracle("bfloat16").ops.linear_argmax(x, oracle("bfloat16").weight(weight))).mean() > 0.98
+
+
 def test_empty_batches_are_nothing_special() -> None:
     backend = device("auto", "bfloat16")
     packed = backend.weight(Dense(normal(1, 48, 48)))
     gated = backend.weight(Dense(normal(1, 64, 48)), gated=True)
     assert backend.ops.gated_linear(np.empty((0, 48), BF16), gated).shape == (0, 32)
+    assert backend.ops.linear_argmax(np.empty((0, 48), BF16), packed).shape == (0,)
     assert backend.ops.linear(np.empty((0, 48), BF16), packed).shape == (0, 48)
     assert backend.ops.embedding(np.empty(0, np.int32), packed).shape == (0, 48)

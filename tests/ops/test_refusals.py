@@ -131,6 +131,8 @@ OUT_OF_RANGE: list[tuple[str, Callable[[CpuBackend], object]]] = [
     ("bias must have one value", lambda b: b.ops.gated_linear(normal(1, 2, 24), gates(b), bias=normal(1, 32))),
     ("linear: the weight was packed for gated_linear", lambda b: b.ops.linear(normal(1, 2, 24), gates(b))),
     ("embedding: the table was packed for gated_linear", lambda b: b.ops.embedding(ints(0), gates(b))),
+    ("linear_argmax: the weight was packed for gated_linear", lambda b: b.ops.linear_argmax(normal(1, 2, 24), gates(b))),
+    ("x must have one column for each input", lambda b: b.ops.linear_argmax(normal(1, 2, 23), table(b))),
     ("the weight was packed for linear", lambda b: b._device.gated_linear(normal(1, 2, 24), table(b), None)),
     ("multiple of 64 rows", lambda b: b._device.pack(normal(1, 96, 24), gated=True)),
     (

@@ -25,6 +25,7 @@ class CpuOps:
         self.silu_and_mul = device.silu_and_mul
         self.gather_rows = device.gather_rows
         self.argmax = device.argmax
+        self.linear_argmax = device.linear_argmax
         self.top_logprobs = device.top_logprobs
 
     def linear(

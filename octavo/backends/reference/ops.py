@@ -105,6 +105,9 @@ class ReferenceOps:
                 _check_range("target block", np.array(dst), 0, target.shape[2])
                 target[:, :, dst] = source[:, :, src]
 
+    def linear_argmax(self, x: np.ndarray, weight: Any) -> np.ndarray:
+        return self.argmax(self.linear(x, weight))
+
     def argmax(self, logits: np.ndarray) -> np.ndarray:
         return np.array([sampling.argmax(row) for row in logits], np.int32)
 

@@ -153,7 +153,7 @@ class Steps:
     def _compute(self, batch: Batch) -> None:
         parts = self._parts
         hidden = parts.model.forward(batch, parts.cache)
-        parts.backend.ops.argmax(parts.model.logits(hidden, batch.logits_rows))
+        parts.model.likeliest(hidden, batch.logits_rows)
 
     def _batch(self, shape: Shape) -> Batch:
         """Every sequence with blocks of its own."""

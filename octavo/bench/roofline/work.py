@@ -117,6 +117,7 @@ def _logits(a: Arguments, result: Any, dtype: str) -> Work:
 _ACCOUNTS: dict[str, Callable[[Arguments, Any, str], Work]] = {
     "linear": _linear,
     "gated_linear": _gated,
+    "linear_argmax": _linear,
     "attention": _attention,
     "rotary": _rotary,
     "rms_norm": _norm,
@@ -133,6 +134,7 @@ _KINDS = {
     "rms_norm": "norms",
     "head_norm": "norms",
     "gated_linear": "gate_up",
+    "linear_argmax": "lm_head",
     "silu_and_mul": "silu",
     "embedding": "embedding",
     "gather_rows": "embedding",

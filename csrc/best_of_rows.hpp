@@ -1,0 +1,56 @@
+// The largest of each row of a product and its column, found by several threads in parts of the columns, so that no product of
+// all columns is ever written to memory. Threads keep their own; equals are decided by the column, so that it does not matter
+// who found what.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "kernels.hpp"
+
+namespace octavo {
+
+class BestOfRows {
+public:
+    // Of so many claimants, each with rows of its own. Memory of `bytes`, which it does not own.
+    BestOfRows(char* memory, int64_t claimants, int64_t rows) : claimants_(claimants), rows_(rows), stride_(padded(rows)) {
+        values_ = reinterpret_cast<float*>(memory);
+        places_ = reinterpret_cast<int32_t*>(memory) + claimants * stride_;
+        for (int64_t i = 0; i < claimants * stride_; ++i) {
+            values_[i] = -std::numeric_limits<float>::infinity();
+            places_[i] = -1;
+        }
+    }
+
+    static int64_t bytes(int64_t claimants, int64_t rows) { return 2 * claimants * padded(rows) * 4; }
+
+    // For a claimant to hold columns of the rows from row0 on against what it found before; the rest is the caller's.
+    BestArgs of(int64_t claimant, int64_t row0) const {
+        const int64_t at = claimant * stride_ + row0;
+        return {nullptr, 0, 0, 0, 0, values_ + at, places_ + at};
+    }
+
+    // The column of each row's largest, as KernelTable::argmax tells it.
+    void merge(int32_t* places) const {
+        for (int64_t row = 0; row < rows_; ++row) {
+            float best = values_[row];
+            places[row] = places_[row];
+            for (int64_t at = stride_ + row; at < claimants_ * stride_; at += stride_) {
+                if (!(values_[at] > best || (values_[at] == best && places_[at] < places[row]))) continue;
+                best = values_[at];
+                places[row] = places_[at];
+            }
+            if (!std::isfinite(best)) places[row] = -1;
+        }
+    }
+
+private:
+    static int64_t padded(int64_t rows) { return (rows + 15) / 16 * 16; } // whole cache lines
+
+    int64_t claimants_, rows_, stride_;
+    float* values_;
+    int32_t* places_;
+};
+
+} // namespace octavo
