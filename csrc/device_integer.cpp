@@ -147,6 +147,7 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
         const IntegerKernels& kernels = kernels_for(*integer_, args.rows, args.plain);
         args.tiles = quantize.tiles = divide_up(args.rows, kernels.rows_of_tile);
         quantize_rows(kernels, quantize);
+        args.pieces = coming_.next < coming_.count ? &coming_ : nullptr;
         const IntegerCut cut = cut_integer(args, pool_.size());
         over_units(cut.units(), [&](int64_t unit, int) { run_integer_unit(kernels, args, cut, unit); });
     });

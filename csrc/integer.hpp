@@ -19,6 +19,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "pieces.hpp"
+
 namespace octavo {
 
 constexpr int kGroup = 32;          // inputs that share a scale
@@ -43,6 +45,7 @@ struct IntegerLinearArgs {
     bool four, plain; // plain: records of floats
     int64_t out_stride;                      // elements
     int64_t first_row = 0, first_column = 0; // what lies at `out`
+    Pieces* pieces = nullptr;
 };
 
 struct QuantizeArgs {

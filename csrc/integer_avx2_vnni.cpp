@@ -10,6 +10,7 @@ namespace {
 #include "simd_avx2.hpp"
 // clang-format off
 #include "kernels_math.hpp"
+#include "kernels_pieces.hpp"
 #include "simd_integer_avx2.hpp"
 #include "kernels_integer.hpp"
 #include "kernels_quantize.hpp"

@@ -10,6 +10,7 @@ namespace {
 #include "simd_avx512.hpp"
 // clang-format off
 #include "kernels_math.hpp"
+#include "kernels_pieces.hpp"
 #include "simd_integer_avx512.hpp"
 #include "kernels_integer.hpp"
 #include "kernels_quantize.hpp"

@@ -8,6 +8,7 @@ namespace {
 #include "simd_generic.hpp"
 // clang-format off
 #include "kernels_math.hpp"
+#include "kernels_pieces.hpp"
 #include "simd_integer_generic.hpp"
 #include "kernels_integer.hpp"
 #include "kernels_quantize.hpp"

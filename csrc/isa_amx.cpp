@@ -9,6 +9,7 @@ namespace {
 #include "simd_avx512.hpp"
 // clang-format off
 #include "kernels_math.hpp"
+#include "kernels_pieces.hpp"
 #include "kernels_rows.hpp"
 #include "kernels_linear.hpp"
 #include "amx_tiles_native.hpp"

@@ -10,6 +10,7 @@ namespace {
 #include "simd_avx2.hpp"
 // clang-format off
 #include "kernels_math.hpp"
+#include "kernels_pieces.hpp"
 #include "kernels_rows.hpp"
 #include "kernels_linear.hpp"
 #include "kernels_kv.hpp"

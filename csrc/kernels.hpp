@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "pieces.hpp"
+
 namespace octavo {
 
 constexpr int kColumnBlock = 32;        // output columns in one packed block of weights
@@ -20,14 +22,6 @@ constexpr int kTokenTile = 64;          // positions of one softmax step, aligne
 constexpr int kPartition = 512;         // positions accumulated afresh, then merged, aligned to absolute position
 constexpr int kShareBlock = 512;        // logits whose exponentials are summed together
 constexpr int kMaxBlock = 64;           // logits whose maximum is taken together
-
-// Memory that ops to come will read, in pieces of `bytes`. Kernels whose arithmetic leaves memory idle take the next piece each
-// and bring it into the caches.
-struct Pieces {
-    const char* const* data;
-    int64_t count, bytes;
-    int64_t next; // atomically
-};
 
 // x[rows, k] times packed weight[n, k] transposed, plus bias, plus residual.
 struct LinearArgs {

@@ -261,6 +261,15 @@ inline Reach reach_of(const AttentionArgs& a, const AttentionUnit& u) {
             min64(last_end, int64_t{u.part1} * kPartition)};
 }
 
+// Asks for the first line of each block of the tile at `start`: blocks lie anywhere, and finding where takes longer than the
+// rest of a block once that is known.
+template <class T>
+inline void touch(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t stop, int64_t group) {
+    over_groups<T>(a, u, start, min64(stop, start + kTokenTile), 0, group, [&](int64_t, const Head<T>& head, int64_t offset) {
+        __builtin_prefetch(head.keys + offset * a.head_dim);
+    });
+}
+
 // Aims at the groups of the tile at `start`, the first first. Blocks that do not exist are passed over.
 template <class T> inline void aim(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t stop, Ahead& ahead) {
     const int64_t group = group_of(a.block_size, a.head_dim);
@@ -279,6 +288,7 @@ template <class T> inline void aim(const AttentionArgs& a, const AttentionUnit& 
     });
     for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = values[g];
     for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = keys[g];
+    if (start + kTokenTile < stop) touch<T>(a, u, start + kTokenTile, stop, group);
 }
 
 // The first tile of a unit, if there is one.

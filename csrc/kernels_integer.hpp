@@ -158,12 +158,12 @@ inline void store_integer(const IntegerLinearArgs& a, int64_t row, int64_t colum
 
 // A tile's pass over the groups [group0, group1) of a block. What the groups before them gave is in `sums`, [row][output of the
 // block], and so is what these add, unless they are the last: then the result goes out. At each group the pass prefetches
-// `fetch_bytes` from `fetch` on.
+// `fetch_bytes` from `fetch` on, and `later_bytes` of what comes later from `later` on.
 struct TilePass {
     int64_t row, block, group0, group1;
     float* sums;
-    const char* fetch;
-    int64_t fetch_bytes;
+    const char *fetch, *later;
+    int64_t fetch_bytes, later_bytes;
 };
 
 template <int R, bool kFour, bool kPlain>
@@ -180,10 +180,11 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
         for (int r = 0; r < R; ++r) {
             for (int v = 0; v < V; ++v) acc[r][v] = first ? vzero() : vload(sums + r * kIntegerColumns + v * W);
         }
-        const char *fetch = pass.fetch, *fetch_end = fetch;
-        const int64_t fetch_bytes = column == 0 ? pass.fetch_bytes : 0;
+        const char *fetch = pass.fetch, *fetch_end = fetch, *later = pass.later, *later_end = later;
+        const int64_t fetch_bytes = column == 0 ? pass.fetch_bytes : 0, later_bytes = column == 0 ? pass.later_bytes : 0;
         for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
             for (fetch_end += fetch_bytes; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
+            for (later_end += later_bytes; later < later_end; later += kLine) __builtin_prefetch(later, 0, 2);
             if constexpr (kPlain) accumulate_plain<R, V, kFour>(acc, x, w + at, w + half);
             else accumulate_group<R, V, kFour>(acc, x, w + at, w + half);
         }
@@ -219,9 +220,30 @@ constexpr IntegerTiles kIntegerTiles;
 constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10;
 constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 
+// What of a piece is still to be fetched.
+struct PieceLeft {
+    const char *at = nullptr, *end = nullptr;
+};
+
+constexpr int64_t kLaterBytes = 4 << 10; // of pieces, that a pass fetches beside its own stream
+
+// Gives a pass its share of the pieces.
+inline void fetch_later(Pieces* pieces, PieceLeft& left, TilePass& pass) {
+    pass.later_bytes = 0;
+    if (left.at == left.end) {
+        const char* piece = next_piece(pieces);
+        if (!piece) return;
+        left = {piece, piece + pieces->bytes};
+    }
+    const int64_t bytes = min64(left.end - left.at, kLaterBytes), groups = pass.group1 - pass.group0;
+    pass.later = left.at;
+    pass.later_bytes = (bytes + groups - 1) / groups;
+    left.at += bytes;
+}
+
 // Many tiles: while they pass a chunk of the weights, each fetches its share of the next one, so that reading memory and
 // computing overlap.
-void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block) {
+void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block, PieceLeft& left) {
     alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
     const IntegerTile* kernels = kIntegerTiles.of[a.four][a.plain];
     const int64_t tiles = tile1 - tile0, row0 = tile_row(a.rows, a.tiles, tile0);
@@ -239,15 +261,17 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
         for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += (pass.group1 - pass.group0) * pass.fetch_bytes) {
             pass.row = tile_row(a.rows, a.tiles, tile);
             pass.sums = sums + (pass.row - row0) * kIntegerColumns;
+            fetch_later(a.pieces, left, pass);
             kernels[tile_row(a.rows, a.tiles, tile + 1) - pass.row](a, pass);
         }
     }
 }
 
 void linear_integer(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1) {
+    PieceLeft left;
     for (int64_t block = block0; block < block1; ++block) {
         for (int64_t tile = tile0; tile < tile1; tile += kTilesAtOnce) {
-            multiply_block(a, tile, min64(tile1, tile + kTilesAtOnce), block);
+            multiply_block(a, tile, min64(tile1, tile + kTilesAtOnce), block, left);
         }
     }
 }

@@ -293,12 +293,6 @@ inline PanelAhead share_of(const char* memory, int64_t bytes, const LinearArgs& 
     return {memory + bytes * t / count, ((bytes + pairs - 1) / pairs + count - 1) / count};
 }
 
-inline const char* next_piece(Pieces* pieces) {
-    if (!pieces || __atomic_load_n(&pieces->next, __ATOMIC_RELAXED) >= pieces->count) return nullptr;
-    const int64_t i = __atomic_fetch_add(&pieces->next, 1, __ATOMIC_RELAXED);
-    return i < pieces->count ? pieces->data[i] : nullptr;
-}
-
 // What tile t of count fetches: the first ones the panel that follows, each of the others a piece of what later ops will read.
 inline PanelAhead fetched_by(const LinearArgs& a, const char* panel, int64_t bytes, int64_t t, int64_t count) {
     const int64_t sharers = a.pieces && count > 2 ? min64(4, max64(2, count / 2)) : count;
