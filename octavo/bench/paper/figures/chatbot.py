@@ -15,7 +15,7 @@ CHATBOT = Compared(
     ways=(
         Way(PAGED, "paged", False, drawing.POLICY_COLORS["paged"]),
         Way("Orca (Oracle)", "orca-oracle", False, drawing.POLICY_COLORS["orca-oracle"]),
-        Way("Orca (Pow2)", "orca-pow2", False, drawing.POLICY_COLORS["orca-pow2"]),
+        Way("Orca (Pow2)", "orca-pow2", False, drawing.POLICY_COLORS["orca-pow2"], in_quick=False),
         Way("Orca (Max)", "orca-max", False, drawing.POLICY_COLORS["orca-max"]),
     ),
     goals=(
