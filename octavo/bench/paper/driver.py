@@ -82,7 +82,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     same numbers, by percent as text. ``gave_up``: the mean was certain to pass the limit, so the run was ended and the mean is
     a lower bound. ``seconds``: from the first arrival to the last token. Mean counts under load: ``requests_at_once``,
     ``sequences_at_once``, ``output_rate`` in tokens a second (of all branches together) and ``slots``. ``saved_at_end``: of the
-    entries of block tables that requests have when they end, the part that refers to a block of another branch.
+    entries of block tables that requests have at their longest, when they end or a step before their first branch does, the
+    part that refers to a block of another branch.
     """
 
     normalized_latency: float
@@ -198,7 +199,8 @@ class _Run:
     def _step(self) -> None:
         if self._branched:  # before each step, because what ends in it is gone afterwards
             for request_id, entries, blocks in self._engine.scheduler.blocks_of_requests():
-                self._holdings[request_id] = entries, blocks
+                if entries >= self._holdings.get(request_id, (0, 0))[0]:  # less when branches end one by one
+                    self._holdings[request_id] = entries, blocks
         for delta in self._engine.step():
             if delta.metrics is not None and delta.metrics.finished_time is not None:
                 arrival = self._unfinished.pop(delta.request_id)

@@ -56,19 +56,28 @@ def scene(
             max_model_len=preset.max_model_len,
             max_num_seqs=256,
         )
-    slow = policy in ("orca-max", "fastertransformer")
-    count = (8 if slow or trace == "chatbot" else 24) if bench.quick else 16 if slow else 48 if trace == "chatbot" else 64
     return Serve(
         machine=machine,
         trace=trace,
         policy=policy,
         seed=seed,
-        num_requests=num_requests or count * (1 if trace in SHRUNK or bench.quick else 2),
+        num_requests=num_requests or _enough(trace, policy, quick=bench.quick),
         kv_slots=SHRINK * SMALL_POOL if trace in TRANSLATIONS else SMALL_POOL,
         max_model_len=LONG_LEN if trace in TRANSLATIONS else SMALL_LEN,
         max_num_seqs=128,
         shrink=SHRINK if trace in SHRUNK else 1,
     )
+
+
+def _enough(trace: str, policy: KVAllocation, *, quick: bool) -> int:
+    """Requests that keep an engine on this machine full for some time, by how many it has at once and how long they are."""
+    if trace in TRANSLATIONS:
+        return (72 if policy == "paged" else 24) * (1 if quick else 3)
+    slow = policy in ("orca-max", "fastertransformer")
+    if quick:
+        return 8 if slow or trace == "chatbot" else 24
+    count = 16 if slow else 48 if trace == "chatbot" else 64
+    return count if trace in SHRUNK else 2 * count
 
 
 def long_scene(bench: Bench, *, policy: KVAllocation = "paged", block_size: int = 16, repeat: int = 0) -> Serve:
