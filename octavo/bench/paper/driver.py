@@ -182,8 +182,9 @@ class _Run:
             self._step()
             steps += 1
             if steps % SAMPLED == 0 or not self._engine.has_work:
-                now, tokens = self._clock(), self._output_tokens()
-                self._look(now - seen_at, tokens - seen_tokens)
+                now, live = self._clock(), self._engine.scheduler.live_sequences
+                tokens = self._output_tokens(live)
+                self._look(now - seen_at, tokens - seen_tokens, live)
                 seen_at, seen_tokens = now, tokens
                 if self._is_lost(now):
                     self._give_up()
@@ -208,15 +209,15 @@ class _Run:
                 self._finished_tokens += arrival.output_len * arrival.branches
                 self._num_finished += 1
 
-    def _output_tokens(self) -> int:
+    def _output_tokens(self, live: Sequence[Branch]) -> int:
         """So far, of all branches: counted in sequences, because beams are told of when their search has ended."""
-        return self._finished_tokens + sum(seq.num_output_tokens for seq in self._engine.scheduler.live_sequences)
+        return self._finished_tokens + sum(seq.num_output_tokens for seq in live)
 
-    def _look(self, seconds: float, tokens: int) -> None:
+    def _look(self, seconds: float, tokens: int, live: Sequence[Branch]) -> None:
         stats, slots = self._engine.stats(), self._engine.scheduler.kv_slots()
         state = {name: float(getattr(slots, name)) for name in SLOTS}
         state["requests"] = float(stats.num_running)
-        state["sequences"] = float(sum(seq.row >= 0 for seq in self._engine.scheduler.live_sequences))
+        state["sequences"] = float(sum(seq.row >= 0 for seq in live))
         now = self._clock() - self._start
         arriving = bool(self._pending) and now >= self._loaded_from
         waited_for = stats.num_waiting + stats.num_swapped > 0
