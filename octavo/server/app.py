@@ -15,6 +15,7 @@ from octavo.server.chat import Chat
 from octavo.server.completions import Completions
 from octavo.server.gate import Gate
 from octavo.server.invocations import Invocations
+from octavo.server.items.route import Items
 from octavo.server.replies import json_response
 from octavo.server.responses import ModelCard, ModelList, ModelPermission, ServerLoad, Version
 from octavo.server.service import Service
@@ -96,7 +97,8 @@ def _answer(code: int, body: dict[str, object]) -> Response:
 def routes(service: Service) -> list[Route]:
     """Every route. ``openapi`` describes the same."""
     probes, facts, tokens = Probes(service), Facts(service), Tokenization(service)
-    completions, chat = Completions(service).handle, Chat(service).handle
+    completions, chats = Completions(service).handle, Chat(service)
+    chat = chats.handle
     return [
         Route("/health", probes.health, methods=["GET"]),
         Route("/ping", probes.health, methods=["GET", "POST"]),
@@ -112,6 +114,7 @@ def routes(service: Service) -> list[Route]:
         Route("/v1/models/{model:path}", facts.model, methods=["GET"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/responses", Items(service, chats).handle, methods=["POST"]),
         Route("/invocations", Invocations(service, {"messages": chat, "prompt": completions}).handle, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),

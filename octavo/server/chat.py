@@ -6,8 +6,8 @@ call or content in a text is ``chat_text``'s to say.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
@@ -18,11 +18,12 @@ from octavo.server.aside import MANY_BYTES
 from octavo.server.call_grammar import check_calls
 from octavo.server.chat_plan import ChatPlan, call_format, plan_answer
 from octavo.server.chat_text import ChatText, TextDelta, TextPlan
+from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import ChatRequest
-from octavo.server.replies import Envelope, Usages, beams_of, stream, whole
+from octavo.server.replies import Answer, Envelope, Usages, beams_of, stream, whole
 from octavo.server.responses import (
     ChatChoice,
     ChatChunk,
@@ -40,6 +41,9 @@ from octavo.server.tool_choice import Tools, read_tools
 from octavo.server.tools import Format
 from octavo.step import TokenLogprobs
 
+Shape: TypeAlias = Callable[[ChatRequest, Prompt, Envelope, LogprobFormat, TextPlan], Answer]
+"""What begins an answer in the form of one of the APIs."""
+
 
 class Chat:
     """The route. One instance serves all requests and keeps nothing between them."""
@@ -48,10 +52,16 @@ class Chat:
         self._service = service
 
     async def handle(self, http: HttpRequest) -> Response:
+        request, warnings = await body.read(http.scope, http.receive, ChatRequest, self._service.options)
+        return await self.answer(http, request, warnings, prefix="chatcmpl", shape=ChatAnswer)
+
+    async def answer(
+        self, http: HttpRequest, request: ChatRequest, warnings: list[str], *, prefix: str, shape: Shape
+    ) -> Response:
+        """Generates what ``request`` asks for and answers in ``shape``; ``prefix`` begins the response's id."""
         service = self._service
-        request, warnings = await body.read(http.scope, http.receive, ChatRequest, service.options)
         frontend = service.loaded()
-        envelope = service.accept(http, request, prefix="chatcmpl", warnings=warnings)
+        envelope = service.accept(http, request, prefix=prefix, warnings=warnings)
         is_large = http.scope["state"]["body_bytes"] > MANY_BYTES
         tools = await aside.run(is_large, read_tools, request)
         written = call_format(tools, service.options, frontend.call_format)
@@ -73,7 +83,7 @@ class Chat:
         formatter = LogprobFormat(
             frontend.tokenizer, top=request.top_logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)
         )
-        answer = ChatAnswer(request, prompt, envelope, formatter, plan.text)
+        answer = shape(request, prompt, envelope, formatter, plan.text)
         generation.submit()
         if request.stream:
             return await self._streamed(generation, answer)
@@ -81,7 +91,7 @@ class Chat:
             alternatives = max(request.top_logprobs or 0, request.prompt_logprobs or 0)
             return await whole(answer, generation, alternatives=alternatives)
 
-    async def _streamed(self, generation: Generation, answer: "ChatAnswer") -> Response:
+    async def _streamed(self, generation: Generation, answer: Answer) -> Response:
         try:
             await generation.answered()
         except Exception:
@@ -322,3 +332,6 @@ class ChatAnswer:
         chunk.usage = self._usages.total()
         chunk.system_fingerprint = self._envelope.fingerprint
         return sse.event(chunk) + sse.DONE
+
+    def failure_events(self, error: ApiError) -> bytes:
+        return sse.failure(error)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from octavo.server import aside, body, errors, params, sse
 from octavo.server.aside import MANY_ENTRIES
+from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
@@ -326,6 +327,9 @@ class CompletionAnswer:
             system_fingerprint=envelope.fingerprint,
         )
         return sse.event(usage) + sse.DONE
+
+    def failure_events(self, error: ApiError) -> bytes:
+        return sse.failure(error)
 
     async def _echo_events(self, choices: list[CompletionChoice]) -> AsyncGenerator[bytes]:
         for choice in choices:

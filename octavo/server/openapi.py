@@ -15,6 +15,8 @@ import msgspec
 from octavo import __version__
 from octavo.sampling_params import MAX_N
 from octavo.server import params, protocol, responses
+from octavo.server.items import conversation
+from octavo.server.items import protocol as items
 
 REF = "#/components/schemas/{name}"
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
@@ -51,6 +53,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 _ANY_OBJECT: Schema = {"type": "object"}
 _STRING: Schema = {"type": "string"}
 _CHUNKS: Schema = {"description": "With `stream`: an event for each chunk, its JSON in `data`; the last is `[DONE]`."}
+_ITEM_EVENTS: Schema = {"description": "With `stream`: an event for everything that happens; the last has the whole response."}
 _COMPLETION = {JSON: responses.CompletionResponse, EVENTS: _CHUNKS}
 _CHAT = {JSON: responses.ChatResponse, EVENTS: _CHUNKS}
 
@@ -69,6 +72,14 @@ OPERATIONS = (
         summary="Answer a conversation",
         takes=protocol.ChatRequest,
         answers=_CHAT,
+        generates=True,
+    ),
+    Operation(
+        path="/v1/responses",
+        method="post",
+        summary="Answer a conversation of items",
+        takes=items.ResponsesRequest,
+        answers={JSON: items.ItemsResponse, EVENTS: _ITEM_EVENTS},
         generates=True,
     ),
     Operation(
@@ -191,7 +202,8 @@ def _honest(name: str, component: Schema) -> Schema:
     """A request's schema without the fields that are refused, and with the ranges that are checked."""
     if not name.endswith("Request"):
         return component
-    properties = {field: _ranged(field, schema) for field, schema in component["properties"].items() if params.is_served(field)}
+    refused = conversation.REFUSED if name == "ResponsesRequest" else params.UNSUPPORTED
+    properties = {field: _ranged(field, schema) for field, schema in component["properties"].items() if field not in refused}
     if name == "CompletionRequest":
         properties["prompt"] = _PROMPT
         component = {**component, "required": ["prompt", *component.get("required", [])]}

@@ -31,7 +31,7 @@ _PASSED_ON = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
 )
-_UNSUPPORTED = (
+UNSUPPORTED = (
     "logits_processors",
     "logprob_token_ids",
     "prompt_embeds",
@@ -52,6 +52,7 @@ _UNSUPPORTED = (
     "audio",
     "web_search_options",
 )
+"""Fields that may not ask for anything."""
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {}, 0)
 _FORBIDDEN_IN_SALT = frozenset("@/\\\0")
 
@@ -66,14 +67,9 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     priority_scheduling: bool
 
 
-def is_served(name: str) -> bool:
-    """Whether a request field may ask for something."""
-    return name not in _UNSUPPORTED
-
-
 def check_supported(request: SamplingFields) -> None:
     """Raises ``ApiError`` 400 for a field that asks for something this server does not do."""
-    for name in _UNSUPPORTED:
+    for name in UNSUPPORTED:
         if getattr(request, name, None) not in _NOTHING:
             raise errors.invalid(f"`{name}` is not supported by this server.", name)
     if getattr(request, "modalities", None) not in (None, ["text"]):

@@ -46,6 +46,11 @@ class ReasoningSplitter:
         self._held = ""
         self._spoken = False
 
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes is reasoning until its end is found."""
+        return self._state == self._think
+
     def push(self, text: str) -> Split:
         """What more text settles."""
         return self._state(self._held + text)

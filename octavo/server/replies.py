@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from octavo.sampling_params import ParameterError
-from octavo.server import aside, errors, faults, sse
+from octavo.server import aside, errors, faults
 from octavo.server.aside import MANY_ENTRIES
 from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
@@ -102,7 +102,14 @@ class StreamedAnswer(Protocol):
         """The chunks for what is new; nothing if no client would see a difference."""
 
     def last_events(self) -> bytes:
-        """After every choice is complete; ``[DONE]`` last."""
+        """After every choice is complete."""
+
+    def failure_events(self, error: ApiError) -> bytes:
+        """In place of everything that is left."""
+
+
+class Answer(WholeAnswer, StreamedAnswer, Protocol):
+    """An answer that can go out either way."""
 
 
 async def whole(answer: WholeAnswer, generation: Generation, *, alternatives: int) -> Response:
@@ -118,8 +125,7 @@ async def whole(answer: WholeAnswer, generation: Generation, *, alternatives: in
 
 
 async def stream(answer: StreamedAnswer, generation: Generation, log: Log) -> AsyncGenerator[bytes]:
-    """The events of an answer; when it fails, the error as the last event and ``[DONE]``, because the status line is long
-    gone."""
+    """The events of an answer; when it fails, the error in place of the rest, because the status line is long gone."""
     try:
         while updates := await generation.updates():
             is_much = any(len(update.prompt_logprobs or ()) > MANY_ENTRIES // 20 for update in updates)
@@ -131,12 +137,12 @@ async def stream(answer: StreamedAnswer, generation: Generation, log: Log) -> As
     except ClientGone:
         return
     except ApiError as error:
-        yield sse.raw_event(error.body()) + sse.DONE
+        yield answer.failure_events(error)
     except ParameterError as error:
-        yield sse.raw_event(errors.from_parameter_error(error).body()) + sse.DONE
+        yield answer.failure_events(errors.from_parameter_error(error))
     except Exception:
         error_id = os.urandom(6).hex()
         log.error("internal_error", message=traceback.format_exc(), error_id=error_id, request_id=generation.record.request_id)
-        yield sse.raw_event(errors.internal(error_id).body()) + sse.DONE
+        yield answer.failure_events(errors.internal(error_id))
     finally:
         generation.close()

@@ -12,6 +12,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.server.errors import ApiError
+
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
@@ -21,8 +23,9 @@ def event(value: msgspec.Struct) -> bytes:
     return b"data: %b\n\n" % _encode(value)
 
 
-def raw_event(body: bytes) -> bytes:
-    return b"data: %b\n\n" % body
+def failure(error: ApiError) -> bytes:
+    """An error as the last event of a stream, and ``[DONE]``."""
+    return b"data: %b\n\n" % error.body() + DONE
 
 
 class TextEvents:

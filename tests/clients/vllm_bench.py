@@ -37,6 +37,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "chat with a body": ("--backend", "openai-chat", "--endpoint", "/v1/chat/completions", *RANDOM,
                          "--extra-body", '{"min_tokens": 2, "logprobs": true, "top_logprobs": 2}',
                          "--header", "x-tenant=a"),
+    "responses": ("--backend", "openai-responses", "--endpoint", "/v1/responses", *RANDOM, "--ignore-eos"),
 }  # fmt: skip
 
 
