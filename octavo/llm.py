@@ -23,14 +23,18 @@ from octavo.outputs import (
     best_branches,
 )
 from octavo.prefix_files import chat_prefix, read_prefixes, text_prefix
-from octavo.request import Request
+from octavo.request import Request, Thinking
 from octavo.sampling_params import BeamSearchParams, ParameterError, SamplingParams
 from octavo.step import TokenLogprobs
 from octavo.structured.compiler import GrammarError
+from octavo.structured.reasoning import STYLES, prompt_leaves_open, thinking_in
 from octavo.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | dict[str, Any]
 Message = dict[str, Any]
+
+_LONGEST_TAIL = 4096
+"""Tokens at the end of a prompt in which its reasoning is looked for."""
 
 _DEFAULT_FIELDS = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 
@@ -124,11 +128,17 @@ def _as_dict(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
 class LLM:
     """A model, ready to generate. Every field of ``octavo.config.EngineConfig`` is a keyword.
 
+    ``reasoning_parser`` says how the model marks its reasoning (``qwen3`` or ``deepseek_r1``): structured outputs then begin
+    behind it, and ``SamplingParams.thinking_token_budget`` can bound it. It stays part of the text.
+
     Raises:
         ConfigError: the configuration cannot work, in one line that says what to change.
     """
 
-    def __init__(self, model: str, **config: Any) -> None:
+    def __init__(self, model: str, *, reasoning_parser: str | None = None, **config: Any) -> None:
+        if reasoning_parser is not None and reasoning_parser not in STYLES:
+            raise ConfigError(f"reasoning_parser must be one of {', '.join(sorted(STYLES))}, got {reasoning_parser!r}")
+        self._style = None if reasoning_parser is None else STYLES[reasoning_parser]
         known = {field.name for field in msgspec.structs.fields(EngineConfig)}
         for name in config:
             if name not in known:
@@ -302,10 +312,14 @@ class LLM:
         text, ids = self._prompt_ids(prompt)
         self._check_against_model(ids, params)
         self._check_grammar(params)
+        thinking = self._thinking(ids, params)
+        if thinking is None and params.thinking_token_budget is not None:  # the prompt has ended the reasoning
+            params = msgspec.structs.replace(params, thinking_token_budget=None)
         request = Request(
             id=f"request-{next(self._request_ids)}",
             prompt_token_ids=ids,
             params=params,
+            thinking=thinking,
             seed=params.seed if params.seed is not None else (self.config.seed << 32) + seed_index,
             arrival_time=time.monotonic(),
             priority=priority,
@@ -313,6 +327,19 @@ class LLM:
         )
         self._engine.add(request)
         return _Pending(request, text, self._tokenizer)
+
+    def _thinking(self, ids: list[int], params: SamplingParams) -> Thinking | None:
+        """How an output that is confined reasons first, if it may."""
+        if not params.is_confined:
+            return None
+        if self._style is None:
+            if params.thinking_token_budget is not None:
+                message = "thinking_token_budget needs LLM(..., reasoning_parser=...), which says how the model reasons"
+                raise ParameterError(message, param="thinking_token_budget")
+            return None
+        text = self._tokenizer.decode(ids[-_LONGEST_TAIL:], skip_special_tokens=False)
+        begun = prompt_leaves_open(text, text) is True
+        return thinking_in(self._style, inside=begun or prompt_leaves_open(text, ""))
 
     def _prompt_ids(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):

@@ -185,7 +185,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``temperature`` 0 is greedy decoding. ``top_k`` 0 or -1 is off. ``seed`` makes the draws reproducible: each is keyed by
     (seed, branch, position), so neither the batch nor the schedule changes them. ``logprobs`` k returns the chosen token's
     log-probability and the k most likely, taken from the model's logits before any of the filters below.
-    ``structured_outputs`` confines the text.
+    ``structured_outputs`` confines the text. After ``thinking_token_budget`` tokens of reasoning its end is forced; -1 is no
+    limit.
     """
 
     n: int = 1
@@ -214,6 +215,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -233,6 +235,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _require(self.min_tokens >= 0, "min_tokens must be at least 0", "min_tokens", self.min_tokens)
         ok = self.max_tokens is None or self.min_tokens <= self.max_tokens
         _require(ok, f"min_tokens must be less than or equal to max_tokens={self.max_tokens}", "min_tokens", self.min_tokens)
+        ok = self.thinking_token_budget is None or self.thinking_token_budget >= 0
+        message = "thinking_token_budget must be at least 0, or -1 for no limit"
+        _require(ok, message, "thinking_token_budget", self.thinking_token_budget)
         self._check_lists()
 
     def _check_branches(self) -> None:
@@ -244,6 +249,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _require(self.n <= beam.width, f"n must be at most the beam width {beam.width}", "n", self.n)
             ok = self.structured_outputs is None
             _require(ok, "structured_outputs cannot be combined with beam search", "structured_outputs", beam.width)
+            budget = self.thinking_token_budget
+            message = "thinking_token_budget cannot be combined with beam search"
+            _require(budget is None, message, "thinking_token_budget", budget)
             _require(not self.stop, "stop strings cannot be combined with beam search: use stop_token_ids", "stop", self.stop)
 
     def _normalize(self) -> None:
@@ -256,8 +264,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         msgspec.structs.force_setattr(self, "stop", stop or None)
         if self.top_k == -1:
             msgspec.structs.force_setattr(self, "top_k", 0)
-        if self.seed == -1:
-            msgspec.structs.force_setattr(self, "seed", None)
+        for name in ("seed", "thinking_token_budget"):
+            if getattr(self, name) == -1:
+                msgspec.structs.force_setattr(self, name, None)
 
     def _check_lists(self) -> None:
         stop = self.stop or ()
@@ -323,7 +332,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def needs_host(self) -> bool:
         """Whether what comes after a draw is decided with the drawn token at hand, so that no draw is planned before that."""
-        return self.needs_history or self.beam is not None or self.structured_outputs is not None
+        return self.needs_history or self.beam is not None or self.is_confined
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether some draws may only give some tokens, because of all tokens before them."""
+        return self.structured_outputs is not None or self.thinking_token_budget is not None
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo import LLM, RequestOutput, SamplingParams
+from octavo import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from octavo.config import ConfigError
 from octavo.sampling_params import ParameterError
 
@@ -205,3 +205,24 @@ def test_what_cannot_work_is_said_in_one_line(smollm2_path: Path, changes: dict[
     with pytest.raises(ConfigError) as caught:
         LLM(model="smollm2", **changes)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_budget_of_reasoning_and_a_form_behind_it(llm: LLM) -> None:
+    form = StructuredOutputsParams(choice=["yes", "no"])
+    params = SamplingParams(temperature=1.0, n=2, seed=1, max_tokens=60, thinking_token_budget=6, structured_outputs=form)
+    with pytest.raises(ParameterError, match="reasoning_parser"):
+        llm.generate("Is 7 prime?", params, use_tqdm=False)
+    with pytest.raises(ConfigError, match="reasoning_parser must be one of"):
+        LLM(model="smollm2", reasoning_parser="other")
+    thinker = LLM(
+        model="smollm2", max_model_len=512, num_gpu_blocks_override=64, max_num_seqs=4, reasoning_parser="deepseek_r1"
+    )
+    try:
+        open_prompt, closed_prompt = thinker.generate(["Is 7 prime?<think>", "<think></think>"], params, use_tqdm=False)
+        for output in open_prompt.outputs:
+            thought, closing, answer = output.text.partition("</think>")
+            assert closing and answer.strip() in ("yes", "no") and output.finish_reason == "stop"
+            assert 1 <= len(llm.get_tokenizer().encode(thought, add_special_tokens=False)) <= 8
+        assert {output.text for output in closed_prompt.outputs} <= {"yes", "no"}
+    finally:
+        thinker.shutdown()

@@ -69,6 +69,7 @@ class Chat:
             request_id=envelope.id,
             prompt_logprobs=request.prompt_logprobs,
             structured_outputs=plan.structured_outputs,
+            thinking=[plan.thinking],
         )
         formatter = LogprobFormat(
             frontend.tokenizer, top=request.top_logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)

@@ -12,12 +12,14 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from octavo.request import Thinking
 from octavo.server import aside, body, errors, params, sse
 from octavo.server.aside import MANY_ENTRIES
 from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import CompletionRequest
+from octavo.server.reasoning import STYLES, prompt_leaves_open
 from octavo.server.replies import Envelope, Usages, beams_of, json_response, stream, whole
 from octavo.server.responses import (
     CompletionChoice,
@@ -28,6 +30,10 @@ from octavo.server.responses import (
 )
 from octavo.server.service import Service
 from octavo.step import TokenLogprobs
+from octavo.structured.reasoning import thinking_in
+
+LONGEST_TAIL = 4096
+"""Tokens at the end of a prompt in which its reasoning is looked for."""
 
 
 class Completions:
@@ -50,7 +56,12 @@ class Completions:
             LogprobFormat(frontend.tokenizer, top=request.logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)),
         )
         generation = service.generation(
-            answer.computed_request(), prompts, http=http, request_id=envelope.id, prompt_logprobs=answer.num_prompt_logprobs
+            answer.computed_request(),
+            prompts,
+            http=http,
+            request_id=envelope.id,
+            prompt_logprobs=answer.num_prompt_logprobs,
+            thinking=[self._thinking(request, prompt) for prompt in prompts],
         )
         if answer.prompt_only and answer.num_prompt_logprobs is None:
             return answer.echo_only(service.options.write_timeout)
@@ -69,6 +80,20 @@ class Completions:
             raise
         events = stream(answer, generation, self._service.log)
         return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
+
+    def _thinking(self, request: CompletionRequest, prompt: Prompt) -> Thinking | None:
+        """How an output reasons, if that is to be bounded, or if the prompt has begun it: a form of the text then waits for its
+        end. Else a form holds from the first token on, because nothing is told apart here."""
+        style = self._service.options.reasoning_parser
+        if style is None:
+            return None
+        tail = prompt.token_ids[-LONGEST_TAIL:]
+        text = _decode(self._service.loaded().tokenizer, tail, self._service.loaded().limits.vocab_size)
+        begun = prompt_leaves_open(text, text) is True
+        inside = begun or prompt_leaves_open(text, "")
+        if not begun and request.thinking_token_budget in (None, -1):
+            return None
+        return thinking_in(STYLES[style], inside=inside)
 
     async def _prompts(self, request: CompletionRequest) -> list[Prompt]:
         most = self._service.options.max_prompts

@@ -30,13 +30,13 @@ _PASSED_ON = (
     "bad_words",
     "skip_special_tokens",
     "spaces_between_special_tokens",
+    "thinking_token_budget",
 )
 _UNSUPPORTED = (
     "logits_processors",
     "logprob_token_ids",
     "prompt_embeds",
     "repetition_detection",
-    "thinking_token_budget",
     "kv_transfer_params",
     "ec_transfer_params",
     "return_token_offsets",
@@ -71,8 +71,12 @@ def is_served(name: str) -> bool:
     return name not in _UNSUPPORTED
 
 
-def check_supported(request: SamplingFields) -> None:
-    """Raises ``ApiError`` 400 for a field that asks for something this server does not do."""
+def check_supported(request: SamplingFields, *, reasons: bool) -> None:
+    """Raises ``ApiError`` 400 for a field that asks for something this server does not do. ``reasons``: it knows how the model
+    marks its reasoning."""
+    if request.thinking_token_budget not in (None, -1) and not reasons:
+        message = "`thinking_token_budget` needs a server that was started with --reasoning-parser."
+        raise errors.invalid(message, "thinking_token_budget")
     for name in _UNSUPPORTED:
         if getattr(request, name, None) not in _NOTHING:
             raise errors.invalid(f"`{name}` is not supported by this server.", name)

@@ -58,6 +58,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    thinking_token_budget: Int32 | None = None
     priority: Int32 | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None
     request_id: Identifier | None = None
@@ -88,7 +89,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     logprob_token_ids: Any = None
     prompt_embeds: Any = None
     repetition_detection: Any = None
-    thinking_token_budget: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
     return_token_offsets: Any = None

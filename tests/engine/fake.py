@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,10 +20,10 @@ from octavo.engine.sequence import branch_seed
 from octavo.memory.contiguous import ContiguousKVManager
 from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVCacheManager
-from octavo.request import Request
+from octavo.request import Request, Thinking
 from octavo.sampling_params import BeamSearch, SamplingParams
 from octavo.step import PENDING, Candidates, ModelOutput, ScheduledSequence, SchedulerOutput
-from tests.engine.fake_grammar import EOS, VOCABULARY, FakeGrammars, begin, fake_form, pick
+from tests.engine.fake_grammar import EOS, VOCABULARY, FakeGrammars, begin_for, fake_form, fake_thinking, pick
 
 
 def next_token(context: list[int], seed: int, mask: np.ndarray | None = None) -> int:
@@ -179,12 +180,11 @@ def naive(request: Request, max_model_len: int) -> list[list[int]]:
     for branch in range(params.num_branches):
         seed = branch_seed(request.seed, 0 if params.greedy else branch)
         tokens = list(request.prompt_token_ids)
-        form = params.structured_outputs
-        grammar = begin(form, ends=not params.ignore_eos) if form is not None else None
+        grammar = begin_for(request)
         while True:
             if grammar is not None:
                 grammar.compute_mask()
-            token = next_token(tokens, seed, grammar.mask if grammar is not None else None)
+            token = next_token(tokens, seed, grammar.mask if grammar is not None and not grammar.is_open else None)
             if token < 0:
                 break
             tokens.append(token)
@@ -216,6 +216,7 @@ class Scenario:
         rng = self.rng = random.Random(self.seed)
         block_size = rng.choice([1, 2, 3, 4, 8])
         self.grammar_rng = random.Random(f"grammars {self.seed}")  # its own, so that it moves no other choice
+        self.thinking_rng = random.Random(f"thinking {self.seed}")
         self.grammars = FakeGrammars(self.grammar_rng)
         self.shared = [rng.randrange(1, VOCABULARY) for _ in range(12)]
         self.speculates = rng.random() < 0.3
@@ -311,6 +312,7 @@ class Scenario:
             repetition_penalty=1.2 if rng.random() < 0.2 else 1.0,
             structured_outputs=fake_form(self.grammar_rng) if beam is None and self.grammar_rng.random() < 0.2 else None,
         )
+        params, thinking = self.new_thinking(params)
         scope = rng.choice(["", "", "tenant"])
         return Request(
             id=f"r{len(self.arrivals)}",
@@ -321,7 +323,16 @@ class Scenario:
             priority=rng.randint(0, 2),
             cache_scope=scope,
             tenant=f"tenant-{len(self.arrivals) % 3}",
+            thinking=thinking,
         )
+
+    def new_thinking(self, params: SamplingParams) -> tuple[SamplingParams, Thinking | None]:
+        """Some requests reason first, with a budget or before a form."""
+        rng = self.thinking_rng
+        if params.beam is not None or rng.random() < (0.5 if params.structured_outputs is None else 0.8):
+            return params, None
+        budget = rng.randrange(8) if params.structured_outputs is None or rng.random() < 0.7 else None
+        return msgspec.structs.replace(params, thinking_token_budget=budget), fake_thinking(rng)
 
     def run(self, *, check_every_step: bool = True) -> None:
         with pytest.MonkeyPatch.context() as patch:
