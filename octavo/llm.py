@@ -47,6 +47,7 @@ class _Branch:
         self._stream = TextStream(tokenizer, params, prompt_token_ids)
         self._tokenizer = tokenizer
         self._is_beam = params.beam is not None
+        self._names_tokens = params.logprob_token_ids is not None
 
     def take(self, delta: TokenDelta) -> str:
         """Add a delta; returns the text that is final now. What comes after a stop string does not count."""
@@ -58,7 +59,8 @@ class _Branch:
         kept = stream.num_tokens - len(output.token_ids)
         output.token_ids.extend(delta.token_ids[:kept])
         if delta.logprobs is not None:
-            output.logprobs = (output.logprobs or []) + [_as_dict(entry, self._tokenizer) for entry in delta.logprobs[:kept]]
+            entries = [_as_dict(entry, self._tokenizer, named=self._names_tokens) for entry in delta.logprobs[:kept]]
+            output.logprobs = (output.logprobs or []) + entries
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(e.logprob for e in delta.logprobs[:kept])
         if self._is_beam:  # its log-probabilities are those after penalties and biases
             output.cumulative_logprob = delta.cumulative_logprob
@@ -96,7 +98,7 @@ class _Pending:
             return ""
         text = branch.take(delta)
         if delta.prompt_logprobs is not None:
-            entries = [_as_dict(entry, self._tokenizer) for entry in delta.prompt_logprobs]
+            entries = [_as_dict(entry, self._tokenizer, named=False) for entry in delta.prompt_logprobs]
             self.result.prompt_logprobs = [None, *entries]
         self.result.num_cached_tokens = delta.num_cached_tokens
         self.result.metrics = delta.metrics or self.result.metrics
@@ -112,16 +114,17 @@ class _Pending:
             result.outputs = [self.branches[i].output for i in best_branches(result.outputs, params.n)]
             for index, output in enumerate(result.outputs):
                 output.index = index
-                output.logprobs = output.logprobs if params.logprobs is not None else None
+                output.logprobs = output.logprobs if params.num_logprobs is not None else None
 
 
-def _as_dict(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
-    """The likeliest tokens in order, the one that stands there among them or last."""
-    found = {
-        token: Logprob(logprob, rank, tokenizer.token_text(token))
-        for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
-    }
-    found.setdefault(entry.token_id, Logprob(entry.logprob, entry.rank, tokenizer.token_text(entry.token_id)))
+def _as_dict(entry: TokenLogprobs, tokenizer: Tokenizer, *, named: bool) -> dict[int, Logprob]:
+    """The likeliest tokens in order, the one that stands there among them or last. With ``named`` that one first, then those
+    that the request names, of which no rank is known."""
+    own = Logprob(entry.logprob, entry.rank, tokenizer.token_text(entry.token_id))
+    found = {entry.token_id: own} if named else {}
+    for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1):
+        found.setdefault(token, Logprob(logprob, None if named else rank, tokenizer.token_text(token)))
+    found.setdefault(entry.token_id, own)
     return found
 
 
@@ -361,7 +364,7 @@ class LLM:
             value = getattr(params, name)
             if value is not None and value > most:
                 raise ParameterError(f"{name} must be at most {most}, got {value}.", param=name, value=value)
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
             outside = [token for token in getattr(params, name) or () if token >= vocab_size]
             if outside:
                 raise ParameterError(f"{name} contains out-of-vocabulary ids {outside[:5]}", param=name, value=outside[0])

@@ -16,6 +16,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 MAX_TAG_DEPTH = 48
@@ -184,7 +185,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     ``temperature`` 0 is greedy decoding. ``top_k`` 0 or -1 is off. ``seed`` makes the draws reproducible: each is keyed by
     (seed, branch, position), so neither the batch nor the schedule changes them. ``logprobs`` k returns the chosen token's
-    log-probability and the k most likely, taken from the model's logits before any of the filters below.
+    log-probability and the k most likely, taken from the model's logits before any of the filters below; ``logprob_token_ids``
+    returns those of these tokens in the place of the k most likely, whatever k is.
     ``structured_outputs`` confines the text. After ``thinking_token_budget`` tokens of reasoning its end is forced; -1 is no
     limit.
     """
@@ -208,6 +210,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
@@ -249,9 +252,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _require(self.n <= beam.width, f"n must be at most the beam width {beam.width}", "n", self.n)
             ok = self.structured_outputs is None
             _require(ok, "structured_outputs cannot be combined with beam search", "structured_outputs", beam.width)
-            budget = self.thinking_token_budget
-            message = "thinking_token_budget cannot be combined with beam search"
-            _require(budget is None, message, "thinking_token_budget", budget)
+            for name in ("thinking_token_budget", "logprob_token_ids"):
+                value = getattr(self, name)
+                _require(value is None, f"{name} cannot be combined with beam search", name, value)
             _require(not self.stop, "stop strings cannot be combined with beam search: use stop_token_ids", "stop", self.stop)
 
     def _normalize(self) -> None:
@@ -260,6 +263,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             value = getattr(self, name)
             if value is not None:
                 msgspec.structs.force_setattr(self, name, tuple(value) or None)
+        if self.logprob_token_ids is not None:
+            msgspec.structs.force_setattr(self, "logprob_token_ids", tuple(dict.fromkeys(self.logprob_token_ids)) or None)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         msgspec.structs.force_setattr(self, "stop", stop or None)
         if self.top_k == -1:
@@ -284,7 +289,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         words = self.bad_words or ()
         _require(len(words) <= MAX_BAD_WORDS, f"bad_words must have at most {MAX_BAD_WORDS} entries", "bad_words", len(words))
         _require("" not in words, "bad_words cannot contain an empty string", "bad_words", "")
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        name, num = "logprob_token_ids", len(self.logprob_token_ids or ())
+        _require(num <= MAX_LOGPROB_TOKEN_IDS, f"{name} must have at most {MAX_LOGPROB_TOKEN_IDS} token ids", name, num)
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             lowest = min(getattr(self, name) or (0,))
             _require(lowest >= 0, f"{name} must not be negative", name, lowest)
         for name in ("logprobs", "prompt_logprobs"):
@@ -300,6 +307,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def num_outputs(self) -> int:
         """Branches that deltas speak of: the ``n`` returned beams, or all that are drawn."""
         return self.n if self.beam is not None else self.num_branches
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives to report beside each drawn token; None is no log-probabilities at all."""
+        return 0 if self.logprobs is None and self.logprob_token_ids else self.logprobs
 
     @property
     def selects(self) -> bool:

@@ -226,3 +226,24 @@ def test_a_budget_of_reasoning_and_a_form_behind_it(llm: LLM) -> None:
         assert {output.text for output in closed_prompt.outputs} <= {"yes", "no"}
     finally:
         thinker.shutdown()
+
+
+def test_logprobs_of_tokens_by_name(llm: LLM) -> None:
+    prompt = "The capital of France is"
+    (known,) = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=4, logprobs=20), use_tqdm=False)
+    likely = known.outputs[0].logprobs or []
+    named = [list(likely[0])[19], 5, next(iter(likely[0])), 5]
+    for logprobs in (None, 0, 3):
+        params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=logprobs, logprob_token_ids=named)
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
+        assert output.outputs[0].token_ids == known.outputs[0].token_ids
+        for token, found, top in zip(output.outputs[0].token_ids, output.outputs[0].logprobs or [], likely, strict=True):
+            assert list(found) == list(dict.fromkeys([token, *named])) and found[token] == top[token]
+            for name in set(found) & set(top):
+                assert found[name].logprob == pytest.approx(top[name].logprob, abs=1e-5)
+            assert found[5].rank is None and found[5].logprob < found[token].logprob
+    with pytest.raises(ParameterError, match="out-of-vocabulary"):
+        llm.generate(prompt, SamplingParams(logprob_token_ids=[10**6]), use_tqdm=False)
+    for bad in ([-1], list(range(129))):
+        with pytest.raises(ParameterError, match="logprob_token_ids"):
+            SamplingParams(logprob_token_ids=bad)

@@ -138,7 +138,7 @@ class Planner:
             sample_rows=tuple(t.row for t in targets),
             seeds=tuple(t.seed for t in targets),
             params=params if targets else None,
-            num_logprobs=(0 if params.selects and params.logprobs is None else params.logprobs) if targets else None,
+            num_logprobs=(0 if params.selects and params.num_logprobs is None else params.num_logprobs) if targets else None,
             history=list(seq.token_ids) if targets and params.needs_history else None,
             bad_words_token_ids=group.request.bad_words_token_ids if targets else (),
             num_prompt_logprobs=params.prompt_logprobs if prompt_targets else None,

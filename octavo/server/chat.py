@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo.server import aside, body, errors, sse
+from octavo.server import aside, body, errors, params, sse
 from octavo.server.aside import MANY_BYTES
 from octavo.server.call_grammar import check_calls
 from octavo.server.chat_plan import ChatPlan, call_format, plan_answer
@@ -72,14 +72,17 @@ class Chat:
             thinking=[plan.thinking],
         )
         formatter = LogprobFormat(
-            frontend.tokenizer, top=request.top_logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)
+            frontend.tokenizer,
+            top=params.num_alternatives(request),
+            as_token_ids=bool(request.return_tokens_as_token_ids),
+            named=bool(request.logprob_token_ids),
         )
         answer = ChatAnswer(request, prompt, envelope, formatter, plan.text)
         generation.submit()
         if request.stream:
             return await self._streamed(generation, answer)
         async with sse.watch_client(http.receive, generation.client_gone):
-            alternatives = max(request.top_logprobs or 0, request.prompt_logprobs or 0)
+            alternatives = max(params.num_alternatives(request), request.prompt_logprobs or 0)
             return await whole(answer, generation, alternatives=alternatives)
 
     async def _streamed(self, generation: Generation, answer: "ChatAnswer") -> Response:
@@ -158,6 +161,7 @@ class ChatAnswer:
         self._envelope = envelope
         self._format = formatter
         self._plan = plan
+        self._reports_logprobs = params.requested_logprobs(request) is not None
         n = request.n or 1
         self._parts: list[list[ChoiceUpdate]] = [[] for _ in range(n)]
         self._texts = [ChatText(plan) for _ in range(n)]
@@ -235,7 +239,7 @@ class ChatAnswer:
         )
 
     def _logprobs(self, parts: Sequence[ChoiceUpdate]) -> ChatLogprobs | None:
-        if not self._request.logprobs:
+        if not self._reports_logprobs:
             return None
         return self._format.chat(entry for part in parts for entry in part.logprobs or [])
 
@@ -245,7 +249,7 @@ class ChatAnswer:
 
     def _worth_a_chunk(self, update: ChoiceUpdate, delta: TextDelta) -> bool:
         """A token whose text is held back changes nothing that the client can see, unless it asked for tokens."""
-        shows_tokens = bool(self._request.logprobs or self._request.return_token_ids)
+        shows_tokens = self._reports_logprobs or bool(self._request.return_token_ids)
         return bool(delta) or update.finish_reason is not None or (shows_tokens and bool(update.token_ids))
 
     def _first_events(self, index: int) -> list[bytes]:
@@ -287,7 +291,7 @@ class ChatAnswer:
     def _content_alone(self) -> bool:
         """Whether nothing but the content differs from one chunk of a choice to the next, its first and its last aside."""
         request = self._request
-        return not (request.logprobs or request.return_token_ids or isinstance(self._usage_so_far(0), Usage))
+        return not (self._reports_logprobs or request.return_token_ids or isinstance(self._usage_so_far(0), Usage))
 
     def _content_event(self, index: int, content: str) -> bytes:
         """What ``_chunk`` would make of an update whose content alone is new."""

@@ -53,7 +53,12 @@ class Completions:
             request,
             prompts,
             envelope,
-            LogprobFormat(frontend.tokenizer, top=request.logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)),
+            LogprobFormat(
+                frontend.tokenizer,
+                top=params.num_alternatives(request),
+                as_token_ids=bool(request.return_tokens_as_token_ids),
+                named=bool(request.logprob_token_ids),
+            ),
         )
         generation = service.generation(
             answer.computed_request(),
@@ -69,7 +74,7 @@ class Completions:
         if request.stream:
             return await self._streamed(generation, answer)
         async with sse.watch_client(http.receive, generation.client_gone):
-            alternatives = max(request.logprobs or 0, answer.num_prompt_logprobs or 0)
+            alternatives = max(params.num_alternatives(request), answer.num_prompt_logprobs or 0)
             return await whole(answer, generation, alternatives=alternatives)
 
     async def _streamed(self, generation: Generation, answer: "CompletionAnswer") -> Response:
@@ -165,6 +170,7 @@ class CompletionAnswer:
         self._parts: list[list[ChoiceUpdate]] = [[] for _ in range(len(prompts) * self._n)]
         self._offsets = [0] * len(self._parts)
         self._echoed = [not request.echo] * len(self._parts)
+        self._reports_logprobs = params.requested_logprobs(request) is not None
         self._begun = [False] * len(self._parts)
         self._text_events: dict[int, sse.TextEvents] = {}
         self._prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
@@ -178,14 +184,15 @@ class CompletionAnswer:
     @property
     def num_prompt_logprobs(self) -> int | None:
         asked = self._request.prompt_logprobs
-        if self._request.echo and self._request.logprobs is not None:
-            return max(asked or 0, self._request.logprobs)
-        return asked
+        reported = params.requested_logprobs(self._request)
+        return max(asked or 0, reported) if self._request.echo and reported is not None else asked
 
     def computed_request(self) -> CompletionRequest:
         """What the engine is asked: it cannot generate nothing, so a prompt alone takes one token with it."""
         if not self.prompt_only:
             return self._request
+        if self._request.logprob_token_ids:
+            raise errors.invalid("`logprob_token_ids` needs tokens that are generated, not only `echo`.", "logprob_token_ids")
         return msgspec.structs.replace(self._request, max_tokens=1, min_tokens=None, best_of=None, use_beam_search=None)
 
     def collect(self, updates: Sequence[ChoiceUpdate]) -> None:
@@ -265,7 +272,7 @@ class CompletionAnswer:
         )
 
     def _logprobs(self, index: int, parts: Sequence[ChoiceUpdate], *, with_prompt: bool) -> CompletionLogprobs | None:
-        if self._request.logprobs is None:
+        if not self._reports_logprobs:
             return None
         shape = CompletionLogprobs([], [], [], [])
         if with_prompt:
@@ -284,7 +291,7 @@ class CompletionAnswer:
     def _worth_a_chunk(self, update: ChoiceUpdate) -> bool:
         """A token whose text is held back changes nothing that the client can see, unless it asked for tokens."""
         request = self._request
-        shows_tokens = request.logprobs is not None or bool(request.return_token_ids)
+        shows_tokens = self._reports_logprobs or bool(request.return_token_ids)
         return bool(update.text) or update.finish_reason is not None or shows_tokens or not self._echoed[update.index]
 
     def _chunk(self, update: ChoiceUpdate) -> bytes:
@@ -308,7 +315,7 @@ class CompletionAnswer:
         """Whether nothing but the text differs from one chunk of a choice to the next, its first and its last aside."""
         request, options = self._request, self._request.stream_options
         with_usage = options is not None and bool(options.include_usage and options.continuous_usage_stats)
-        return not (self.prompt_only or request.logprobs is not None or request.return_token_ids or with_usage)
+        return not (self.prompt_only or self._reports_logprobs or request.return_token_ids or with_usage)
 
     def _text_event(self, update: ChoiceUpdate) -> bytes:
         """What ``_chunk`` would make of an update whose text alone is new."""

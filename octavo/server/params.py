@@ -31,10 +31,10 @@ _PASSED_ON = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "thinking_token_budget",
+    "logprob_token_ids",
 )
 _UNSUPPORTED = (
     "logits_processors",
-    "logprob_token_ids",
     "prompt_embeds",
     "repetition_detection",
     "kv_transfer_params",
@@ -177,11 +177,18 @@ def requested_tokens(request: CompletionRequest | ChatRequest) -> tuple[str, int
     return "max_tokens", DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
 
 
+def num_alternatives(request: CompletionRequest | ChatRequest) -> int:
+    """How many log-probabilities are reported beside that of each token."""
+    asked = request.top_logprobs if isinstance(request, ChatRequest) else request.logprobs
+    return len(request.logprob_token_ids or ()) or asked or 0
+
+
 def requested_logprobs(request: CompletionRequest | ChatRequest) -> int | None:
-    """How many alternatives to report beside each token; None is no log-probabilities at all."""
+    """How many of the likeliest tokens to report beside each; None is no log-probabilities at all. Tokens that are named ask
+    for them, too."""
     if isinstance(request, CompletionRequest):
-        return request.logprobs
-    if not request.logprobs:
+        return 0 if request.logprobs is None and request.logprob_token_ids else request.logprobs
+    if not request.logprobs and not request.logprob_token_ids:
         if request.top_logprobs:
             raise errors.invalid("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
         return None
@@ -262,6 +269,7 @@ def _check_against_model(params: SamplingParams, limits: ModelLimits, logprobs_n
             )
     _check_ids("stop_token_ids", params.stop_token_ids or (), limits.vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab_size)
+    _check_ids("logprob_token_ids", params.logprob_token_ids or (), limits.vocab_size)
 
 
 def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:

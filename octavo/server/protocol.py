@@ -45,6 +45,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: Int32 | None = None
+    logprob_token_ids: list[int] | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -86,7 +87,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
     # not served: refused when they ask for something
     logits_processors: Any = None
-    logprob_token_ids: Any = None
     prompt_embeds: Any = None
     repetition_detection: Any = None
     kv_transfer_params: Any = None
