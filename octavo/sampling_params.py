@@ -17,6 +17,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
 MAX_LOGPROB_TOKEN_IDS = 128
+MAX_PATTERN_SIZE = 4096
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 MAX_TAG_DEPTH = 48
@@ -177,6 +178,28 @@ def _children(node: Any) -> list[Any]:
     return [item for item in items if isinstance(item, dict | list)]
 
 
+class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An output ends once it ends in ``min_count`` copies of a pattern of ``min_pattern_size`` to ``max_pattern_size`` tokens.
+    ``max_pattern_size`` 0 is off, ``min_pattern_size`` 0 is 1. The names are those of vLLM's class of the same name."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        name, largest = "repetition_detection.max_pattern_size", self.max_pattern_size
+        _require(0 <= largest <= MAX_PATTERN_SIZE, f"{name} must be between 0 (disable) and {MAX_PATTERN_SIZE}", name, largest)
+        name, smallest = "repetition_detection.min_pattern_size", self.min_pattern_size
+        _require(0 <= smallest <= largest, f"{name} must be between 0 and max_pattern_size={largest}", name, smallest)
+        name, count = "repetition_detection.min_count", self.min_count
+        _require(not largest or 2 <= count < 2**31, f"{name} must be at least 2", name, count)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The smallest and the largest size of a pattern."""
+        return max(1, self.min_pattern_size), self.max_pattern_size
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are drawn for one request. The names and defaults are those of vLLM's class of the same name.
 
@@ -188,7 +211,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     log-probability and the k most likely, taken from the model's logits before any of the filters below; ``logprob_token_ids``
     returns those of these tokens in the place of the k most likely, whatever k is.
     ``structured_outputs`` confines the text. After ``thinking_token_budget`` tokens of reasoning its end is forced; -1 is no
-    limit.
+    limit. ``repetition_detection`` ends an output that only repeats itself.
     """
 
     n: int = 1
@@ -219,6 +242,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
     thinking_token_budget: int | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -252,7 +276,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _require(self.n <= beam.width, f"n must be at most the beam width {beam.width}", "n", self.n)
             ok = self.structured_outputs is None
             _require(ok, "structured_outputs cannot be combined with beam search", "structured_outputs", beam.width)
-            for name in ("thinking_token_budget", "logprob_token_ids"):
+            for name in ("thinking_token_budget", "logprob_token_ids", "repetition_detection"):
                 value = getattr(self, name)
                 _require(value is None, f"{name} cannot be combined with beam search", name, value)
             _require(not self.stop, "stop strings cannot be combined with beam search: use stop_token_ids", "stop", self.stop)
@@ -269,6 +293,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         msgspec.structs.force_setattr(self, "stop", stop or None)
         if self.top_k == -1:
             msgspec.structs.force_setattr(self, "top_k", 0)
+        if self.repetition_detection is not None and not self.repetition_detection.max_pattern_size:
+            msgspec.structs.force_setattr(self, "repetition_detection", None)
         for name in ("seed", "thinking_token_budget"):
             if getattr(self, name) == -1:
                 msgspec.structs.force_setattr(self, name, None)

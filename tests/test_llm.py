@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from octavo import LLM, RepetitionDetectionParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from octavo.config import ConfigError
 from octavo.sampling_params import ParameterError
 
@@ -247,3 +247,12 @@ def test_logprobs_of_tokens_by_name(llm: LLM) -> None:
     for bad in ([-1], list(range(129))):
         with pytest.raises(ParameterError, match="logprob_token_ids"):
             SamplingParams(logprob_token_ids=bad)
+
+
+def test_an_output_that_repeats_itself(llm: LLM) -> None:
+    watched = RepetitionDetectionParams(max_pattern_size=3, min_count=4)
+    params = SamplingParams(temperature=0.0, max_tokens=40, allowed_token_ids=[500], repetition_detection=watched)
+    (output,) = llm.generate("Say it again", params, use_tqdm=False)
+    found = output.outputs[0]
+    assert found.token_ids == [500] * 4
+    assert (found.finish_reason, found.stop_reason) == ("repetition", "repetition_detected")

@@ -53,6 +53,7 @@ def _fork(parent: Sequence, kv: KVManager, seq_id: int, *, branch: int, seed: in
         group_size=parent.group_size,
         reforks=parent.reforks,
         grammar=parent.grammar.fork() if parent.grammar is not None else None,
+        repetition=parent.repetition.fork() if parent.repetition is not None else None,
     )
     kv.fork(parent, child)
     return child

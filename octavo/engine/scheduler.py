@@ -19,6 +19,7 @@ from octavo.engine.deltas import request_metrics
 from octavo.engine.grammar import Grammar, GrammarSource, MaskBudget, NoText
 from octavo.engine.limits import Limits
 from octavo.engine.planning import Planner, Step
+from octavo.engine.repetition import RepetitionWatch
 from octavo.engine.residence import Residence
 from octavo.engine.results import Results
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup, branch_seed
@@ -117,6 +118,7 @@ class Scheduler:
             max_len=limit,
             group_size=num_sequences,
             reforks=params.beam is not None,
+            repetition=None if params.repetition_detection is None else RepetitionWatch(params.repetition_detection),
         )
         group.sequences.append(first)
         if params.is_confined:

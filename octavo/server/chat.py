@@ -80,18 +80,18 @@ class Chat:
         answer = ChatAnswer(request, prompt, envelope, formatter, plan.text)
         generation.submit()
         if request.stream:
-            return await self._streamed(generation, answer)
+            return await self._streamed(generation, answer, request.stream_interval)
         async with sse.watch_client(http.receive, generation.client_gone):
             alternatives = max(params.num_alternatives(request), request.prompt_logprobs or 0)
             return await whole(answer, generation, alternatives=alternatives)
 
-    async def _streamed(self, generation: Generation, answer: "ChatAnswer") -> Response:
+    async def _streamed(self, generation: Generation, answer: "ChatAnswer", interval: int | None) -> Response:
         try:
             await generation.answered()
         except Exception:
             generation.close()
             raise
-        events = stream(answer, generation, self._service.log)
+        events = stream(answer, generation, self._service.log, interval=interval)
         return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
 
     def _plan(self, request: ChatRequest, tools: Tools | None, written: Format | None, prompt: Prompt) -> ChatPlan:

@@ -72,18 +72,18 @@ class Completions:
             return answer.echo_only(service.options.write_timeout)
         generation.submit()
         if request.stream:
-            return await self._streamed(generation, answer)
+            return await self._streamed(generation, answer, request.stream_interval)
         async with sse.watch_client(http.receive, generation.client_gone):
             alternatives = max(params.num_alternatives(request), answer.num_prompt_logprobs or 0)
             return await whole(answer, generation, alternatives=alternatives)
 
-    async def _streamed(self, generation: Generation, answer: "CompletionAnswer") -> Response:
+    async def _streamed(self, generation: Generation, answer: "CompletionAnswer", interval: int | None) -> Response:
         try:
             await generation.answered()
         except Exception:
             generation.close()
             raise
-        events = stream(answer, generation, self._service.log)
+        events = stream(answer, generation, self._service.log, interval=interval)
         return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
 
     def _thinking(self, request: CompletionRequest, prompt: Prompt) -> Thinking | None:

@@ -139,6 +139,8 @@ _RANGES: dict[str, Schema] = {
     "max_tokens": {"minimum": 0},
     "min_tokens": {"minimum": 0},
     "truncate_prompt_tokens": {"minimum": -1},
+    "stream_interval": {"minimum": 1},
+    "thinking_token_budget": {"minimum": -1},
 }
 """What is checked after the type, where a plain range says it."""
 

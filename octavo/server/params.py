@@ -9,7 +9,14 @@ from typing import Any
 
 import msgspec
 
-from octavo.sampling_params import MAX_BEAM_WIDTH, MAX_N, BeamSearch, ParameterError, SamplingParams
+from octavo.sampling_params import (
+    MAX_BEAM_WIDTH,
+    MAX_N,
+    BeamSearch,
+    ParameterError,
+    RepetitionDetectionParams,
+    SamplingParams,
+)
 from octavo.server import errors, structured
 from octavo.server.errors import ApiError
 from octavo.server.protocol import ChatRequest, CompletionRequest, SamplingFields
@@ -36,11 +43,9 @@ _PASSED_ON = (
 _UNSUPPORTED = (
     "logits_processors",
     "prompt_embeds",
-    "repetition_detection",
     "kv_transfer_params",
     "ec_transfer_params",
     "return_token_offsets",
-    "stream_interval",
     "watermarking",
     "vllm_xargs",
     "suffix",
@@ -96,6 +101,8 @@ def check_combinations(request: SamplingFields, limits: ModelLimits) -> None:
     _check_branches(request)
     if request.stream_options is not None and not request.stream:
         raise errors.invalid("Stream options can only be defined when `stream=True`.", "stream_options")
+    if request.stream_interval is not None and request.stream_interval < 1:
+        raise errors.invalid(f"stream_interval must be at least 1, got {request.stream_interval}.", "stream_interval")
     if request.stream and (request.prompt_logprobs or 0) > 0:
         raise errors.invalid("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if request.stream_options is not None and request.stream_options.include_beams and not request.use_beam_search:
@@ -220,6 +227,9 @@ def build(
     for field in _PASSED_ON:
         if (value := getattr(request, field)) is not None:
             fields[field] = value
+    if (watched := request.repetition_detection) is not None:
+        sizes = {name: value for name, value in msgspec.structs.asdict(watched).items() if value is not None}
+        fields["repetition_detection"] = RepetitionDetectionParams(**sizes)
     if (form := structured.wanted(request)) is not None:
         fields["structured_outputs"] = form.params
     fields |= _searching(request) if request.use_beam_search else _drawing(request, limits)

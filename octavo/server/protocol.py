@@ -21,6 +21,12 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_beams: bool | None = None
 
 
+class RepetitionDetection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    max_pattern_size: Int32 | None = None
+    min_pattern_size: Int32 | None = None
+    min_count: Int32 | None = None
+
+
 class SamplingFields(msgspec.Struct, kw_only=True):
     """What completions and chat have in common."""
 
@@ -55,11 +61,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     truncation_side: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: Int32 | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     thinking_token_budget: Int32 | None = None
+    repetition_detection: RepetitionDetection | None = None
     priority: Int32 | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None
     request_id: Identifier | None = None
@@ -88,11 +96,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     # not served: refused when they ask for something
     logits_processors: Any = None
     prompt_embeds: Any = None
-    repetition_detection: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
     return_token_offsets: Any = None
-    stream_interval: Any = None
     watermarking: Any = None
     vllm_xargs: Any = None
 

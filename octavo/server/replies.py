@@ -16,6 +16,7 @@ from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
 from octavo.server.output_processor import ChoiceUpdate
+from octavo.server.pacing import Pacer
 from octavo.server.request_log import Log
 from octavo.server.responses import Beam, PromptTokensDetails, Usage
 
@@ -117,11 +118,13 @@ async def whole(answer: WholeAnswer, generation: Generation, *, alternatives: in
     return await aside.run(entries > MANY_ENTRIES, lambda: json_response(answer.whole()))
 
 
-async def stream(answer: StreamedAnswer, generation: Generation, log: Log) -> AsyncGenerator[bytes]:
-    """The events of an answer; when it fails, the error as the last event and ``[DONE]``, because the status line is long
-    gone."""
+async def stream(answer: StreamedAnswer, generation: Generation, log: Log, *, interval: int | None) -> AsyncGenerator[bytes]:
+    """The events of an answer, for ``interval`` tokens each; when it fails, the error as the last event and ``[DONE]``, because
+    the status line is long gone."""
+    pacer = Pacer(interval or 1)
     try:
-        while updates := await generation.updates():
+        while new := await generation.updates():
+            updates = pacer.take(new)
             is_much = any(len(update.prompt_logprobs or ()) > MANY_ENTRIES // 20 for update in updates)
             if piece := await aside.run(is_much, answer.events, updates):
                 faults.point("stream")

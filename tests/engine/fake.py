@@ -21,7 +21,7 @@ from octavo.memory.contiguous import ContiguousKVManager
 from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.request import Request, Thinking
-from octavo.sampling_params import BeamSearch, SamplingParams
+from octavo.sampling_params import BeamSearch, RepetitionDetectionParams, SamplingParams
 from octavo.step import PENDING, Candidates, ModelOutput, ScheduledSequence, SchedulerOutput
 from tests.engine.fake_grammar import EOS, VOCABULARY, FakeGrammars, begin_for, fake_form, fake_thinking, pick
 
@@ -174,6 +174,16 @@ def naive_beams(request: Request, max_model_len: int) -> list[NaiveBeam]:
     return finished[: params.n]
 
 
+def repeats(output: list[int], params: SamplingParams) -> bool:
+    """Whether it ends in copies of a pattern, by the definition."""
+    watched = params.repetition_detection
+    if watched is None:
+        return False
+    sizes = range(watched.sizes[0], watched.sizes[1] + 1)
+    wholes = [(size, size * watched.min_count) for size in sizes if size * watched.min_count <= len(output)]
+    return any(output[-whole:] == output[-size:] * watched.min_count for size, whole in wholes)
+
+
 def naive(request: Request, max_model_len: int) -> list[list[int]]:
     """The outputs of all branches by the simplest possible loop."""
     params, outputs = request.params, []
@@ -189,7 +199,7 @@ def naive(request: Request, max_model_len: int) -> list[list[int]]:
                 break
             tokens.append(token)
             produced = len(tokens) - len(request.prompt_token_ids)
-            ended = tokens[-1] in stops_of(params) and produced >= params.min_tokens
+            ended = (tokens[-1] in stops_of(params) or repeats(tokens[-produced:], params)) and produced >= params.min_tokens
             if ended or produced >= (params.max_tokens or 0) or len(tokens) >= max_model_len:
                 break
             if grammar is not None and grammar.advance(token) and (params.ignore_eos or produced < params.min_tokens):
@@ -216,6 +226,7 @@ class Scenario:
         rng = self.rng = random.Random(self.seed)
         block_size = rng.choice([1, 2, 3, 4, 8])
         self.grammar_rng = random.Random(f"grammars {self.seed}")  # its own, so that it moves no other choice
+        self.watch_rng = random.Random(f"repetition {self.seed}")
         self.thinking_rng = random.Random(f"thinking {self.seed}")
         self.grammars = FakeGrammars(self.grammar_rng)
         self.shared = [rng.randrange(1, VOCABULARY) for _ in range(12)]
@@ -313,6 +324,7 @@ class Scenario:
             structured_outputs=fake_form(self.grammar_rng) if beam is None and self.grammar_rng.random() < 0.2 else None,
         )
         params, thinking = self.new_thinking(params)
+        params = self.new_watch(params)
         scope = rng.choice(["", "", "tenant"])
         return Request(
             id=f"r{len(self.arrivals)}",
@@ -325,6 +337,15 @@ class Scenario:
             tenant=f"tenant-{len(self.arrivals) % 3}",
             thinking=thinking,
         )
+
+    def new_watch(self, params: SamplingParams) -> SamplingParams:
+        """Some requests end when they repeat themselves, which over a small vocabulary they do."""
+        rng = self.watch_rng
+        if params.beam is not None or rng.random() < 0.7:
+            return params
+        largest = rng.randint(1, 3)
+        watched = RepetitionDetectionParams(max_pattern_size=largest, min_pattern_size=rng.randint(0, largest), min_count=2)
+        return msgspec.structs.replace(params, repetition_detection=watched)
 
     def new_thinking(self, params: SamplingParams) -> tuple[SamplingParams, Thinking | None]:
         """Some requests reason first, with a budget or before a form."""
