@@ -133,6 +133,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Messages -> prompt text, by the model's template; encode it with ``add_special_tokens=False``.
@@ -148,6 +149,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
+            documents=documents,
             template_kwargs=template_kwargs,
             special_tokens=self.special_tokens,
         )

@@ -40,6 +40,9 @@ from octavo.server.tool_choice import Tools, read_tools
 from octavo.server.tools import Format
 from octavo.step import TokenLogprobs
 
+MAX_DOCUMENTS = 1024
+"""Their size is that of the body, and of what a template may write, at the most."""
+
 
 class Chat:
     """The route. One instance serves all requests and keeps nothing between them."""
@@ -105,12 +108,16 @@ class Chat:
     async def _prompt(self, request: ChatRequest, tools: Tools | None, template_kwargs: dict[str, Any] | None) -> Prompt:
         if not request.messages:
             raise errors.invalid("messages must not be empty.", "messages")
+        if len(request.documents or ()) > MAX_DOCUMENTS:
+            message = f"documents must have at most {MAX_DOCUMENTS} entries, got {len(request.documents or ())}."
+            raise errors.invalid(message, "documents")
         text = await self._service.render(
             request.messages,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             template_kwargs=template_kwargs,
             tools=None if tools is None else tools.definitions,
+            documents=request.documents,
         )
         (ids,) = await self._service.encode_prompts([text], request, special=bool(request.add_special_tokens))
         return Prompt(text, ids)
@@ -136,6 +143,8 @@ def _without_effect(request: ChatRequest, tools: Tools | None, written: Format |
         found.append("`reasoning_effort` has no effect: this model's chat template does not use it")
     if tools is not None and not _template_reads(frontend, "tools", with_tools=True):
         found.append("this model's chat template does not show `tools` to the model")
+    if request.documents and not _template_reads(frontend, "documents", with_tools=tools is not None):
+        found.append("this model's chat template does not show `documents` to the model")
     strict = tools is not None and tools.choice == "auto" and any(function.strict for function in tools.functions)
     if strict and written is not None and written.grammar is None:
         found.append("`strict` has no effect on calls that the model decides on: its form of calls has no grammar here")

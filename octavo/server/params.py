@@ -49,7 +49,6 @@ _UNSUPPORTED = (
     "watermarking",
     "vllm_xargs",
     "suffix",
-    "documents",
     "media_io_kwargs",
     "mm_processor_kwargs",
     "functions",

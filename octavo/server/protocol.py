@@ -153,11 +153,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     include_reasoning: bool | None = None
     reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
 
     chat_template: Any = None
-    documents: Any = None
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     functions: Any = None

@@ -170,6 +170,7 @@ class Service:
         continue_final_message: bool | None,
         template_kwargs: dict[str, Any] | None,
         tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
     ) -> str:
         """The prompt text of a conversation, by the model's template. Raises ``ApiError`` or ``ParameterError``."""
         if len(messages) > self.options.max_messages:
@@ -192,6 +193,7 @@ class Service:
                 continue_final_message=continued,
                 template_kwargs=template_kwargs,
                 tools=tools,
+                documents=documents,
             )
 
         return await asyncio.to_thread(text)

@@ -390,6 +390,35 @@ def test_effort_is_a_variable_of_the_template(tmp_path: Path) -> None:
     assert "`reasoning_effort` has no effect" in answer["warnings"][0]
 
 
+def test_documents_are_a_variable_of_the_template(tmp_path: Path) -> None:
+    template = "{% for d in documents or [] %}{{ d.title }}: {{ d['text'] }}\n{% endfor %}{{ messages[0].content }}"
+    bench = make(tmp_path / "has", template=template)
+    documents = [{"title": "Köln", "text": "It rains."}, {"title": "Rom", "text": "<b>", "more": [1]}]
+    for stream in (False, True):
+        fields = {"messages": HELLO, "documents": documents, "return_prompt_text": True, "stream": stream}
+        _, _, body = bench.call("POST", CHAT, fields)
+        first = json.loads(body.decode().splitlines()[0].removeprefix("data: "))
+        assert first["prompt_text"] == "Köln: It rains.\nRom: <b>\n" + HELLO[0]["content"] and "warnings" not in first
+    nothing: list[Any] = [None, []]
+    for none in nothing:
+        _, answer = bench.post(CHAT, messages=HELLO, documents=none, return_prompt_text=True)
+        assert answer["prompt_text"] == HELLO[0]["content"] and "warnings" not in answer
+    _, answer = make(tmp_path / "lacks").post(CHAT, messages=HELLO, documents=documents)
+    assert "does not show `documents`" in answer["warnings"][0]
+
+
+@pytest.mark.parametrize("documents", ["text", {"a": 1}, ["text"], [None], [{}] * 1025])
+def test_documents_that_are_none(tooled: Bench, documents: Any) -> None:
+    error = tooled.error(CHAT, messages=HELLO, documents=documents)
+    assert error["param"].startswith("documents") and "documents" in error["message"], error
+
+
+def test_documents_that_are_too_much_to_render(tmp_path: Path) -> None:
+    template = "{% for d in documents %}{% for e in documents %}{{ d.text }}{% endfor %}{% endfor %}"
+    error = make(tmp_path, template=template).error(CHAT, messages=HELLO, documents=[{"text": "x" * 100}] * 1000)
+    assert "too much to render" in error["message"]
+
+
 OBJECT = {"type": "json_schema", "json_schema": {"type": "object"}}
 FORMS: list[dict[str, Any]] = [
     {"response_format": {"type": "json_object"}},
