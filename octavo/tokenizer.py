@@ -89,6 +89,12 @@ class Tokenizer:
         ids: list[int] = self._tokenizer.encode(_valid(text), add_special_tokens=add_special_tokens).ids
         return ids
 
+    def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[tuple[int, int]]:
+        """For each token of ``encode`` the characters of ``text`` that it stands for, from and up to; (0, 0) for what was put
+        around the text. Raises ParameterError for text that is not valid Unicode."""
+        found: list[tuple[int, int]] = self._tokenizer.encode(_valid(text), add_special_tokens=add_special_tokens).offsets
+        return found
+
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Several texts -> ids of each, on several threads."""
         if len(texts) == 1:  # the library's thread pool is not worth waking up

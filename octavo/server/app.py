@@ -97,6 +97,11 @@ def routes(service: Service) -> list[Route]:
     """Every route. ``openapi`` describes the same."""
     probes, facts, tokens = Probes(service), Facts(service), Tokenization(service)
     completions, chat = Completions(service).handle, Chat(service).handle
+    described = [
+        Route("/openapi.json", facts.openapi, methods=["GET"]),
+        Route("/docs", facts.docs, methods=["GET"]),
+        Route("/redoc", facts.docs, methods=["GET"]),
+    ]
     return [
         Route("/health", probes.health, methods=["GET"]),
         Route("/ping", probes.health, methods=["GET", "POST"]),
@@ -106,8 +111,7 @@ def routes(service: Service) -> list[Route]:
         Route("/version", facts.version, methods=["GET"]),
         Route("/load", facts.load, methods=["GET"]),
         Route("/metrics", facts.metrics, methods=["GET"]),
-        Route("/openapi.json", facts.openapi, methods=["GET"]),
-        Route("/docs", facts.docs, methods=["GET"]),
+        *([] if service.options.disable_fastapi_docs else described),
         Route("/v1/models", facts.models, methods=["GET"]),
         Route("/v1/models/{model:path}", facts.model, methods=["GET"]),
         Route("/v1/completions", completions, methods=["POST"]),

@@ -22,7 +22,7 @@ from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import ChatRequest
-from octavo.server.replies import Envelope, Usages, beams_of, stream, whole
+from octavo.server.replies import Envelope, Usages, beams_of, offsets_of, stream, whole
 from octavo.server.responses import (
     ChatChoice,
     ChatChunk,
@@ -119,8 +119,10 @@ class Chat:
             tools=None if tools is None else tools.definitions,
             documents=request.documents,
         )
-        (ids,) = await self._service.encode_prompts([text], request, special=bool(request.add_special_tokens))
-        return Prompt(text, ids)
+        special = bool(request.add_special_tokens)
+        (ids,) = await self._service.encode_prompts([text], request, special=special)
+        (offsets,) = await self._service.prompt_offsets([text], request, special=special)
+        return Prompt(text, ids, offsets)
 
 
 def _template_kwargs(request: ChatRequest, frontend: Frontend) -> dict[str, Any] | None:
@@ -196,6 +198,7 @@ class ChatAnswer:
             usage=self._usages.total(),
             prompt_logprobs=None if request.prompt_logprobs is None else self._format.prompt(self._prompt_logprobs),
             prompt_token_ids=self._prompt.token_ids if request.return_token_ids else None,
+            prompt_token_offsets=offsets_of(self._prompt, request),
             prompt_text=self._prompt.text if request.return_prompt_text else None,
             warnings=envelope.warnings,
         )
@@ -268,6 +271,7 @@ class ChatAnswer:
         role = ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))
         chunk = self._new_chunk(role)
         chunk.prompt_token_ids = self._prompt.token_ids if request.return_token_ids else None
+        chunk.prompt_token_offsets = offsets_of(self._prompt, request)
         chunk.prompt_text = self._prompt.text if request.return_prompt_text else None
         chunk.warnings = self._envelope.once()
         chunk.usage = self._usage_so_far(index)

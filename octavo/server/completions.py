@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -20,7 +21,7 @@ from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import CompletionRequest
 from octavo.server.reasoning import STYLES, prompt_leaves_open
-from octavo.server.replies import Envelope, Usages, beams_of, json_response, stream, whole
+from octavo.server.replies import Envelope, Usages, beams_of, json_response, offsets_of, stream, whole
 from octavo.server.responses import (
     CompletionChoice,
     CompletionChunk,
@@ -104,8 +105,11 @@ class Completions:
         most = self._service.options.max_prompts
         texts, ids = await aside.run(_is_long(request.prompt, most), split_prompts, request.prompt, most)
         limits = self._service.loaded().limits
+        offsets: Sequence[list[tuple[int, int]] | None] = [None] * len(ids)
         if texts is not None:
-            cut = await self._service.encode_prompts(texts, request, special=request.add_special_tokens is not False)
+            special = request.add_special_tokens is not False
+            cut = await self._service.encode_prompts(texts, request, special=special)
+            offsets = await self._service.prompt_offsets(texts, request, special=special)
         else:
             cut = [params.truncated(token_ids, request, limits) for token_ids in ids]
         shown: list[str | None] = [None] * len(cut)
@@ -115,7 +119,7 @@ class Completions:
             tokenizer = self._service.loaded().tokenizer
             is_much = sum(map(len, cut)) > MANY_ENTRIES
             shown = await aside.run(is_much, lambda: [_decode(tokenizer, token_ids, limits.vocab_size) for token_ids in cut])
-        return [Prompt(text, token_ids) for text, token_ids in zip(shown, cut, strict=True)]
+        return [Prompt(*parts) for parts in zip(shown, cut, offsets, strict=True)]
 
 
 def _decode(tokenizer: Any, token_ids: list[int], vocab_size: int) -> str:
@@ -213,6 +217,7 @@ class CompletionAnswer:
                 finish_reason="length",
                 token_ids=[] if self._request.return_token_ids else None,
                 prompt_token_ids=self._prompt(index).token_ids if self._request.return_token_ids else None,
+                prompt_token_offsets=offsets_of(self._prompt(index), self._request),
             )
             for index in range(len(self._parts))
         ]
@@ -269,6 +274,7 @@ class CompletionAnswer:
             token_ids=[token for part in parts for token in part.token_ids] if request.return_token_ids else None,
             prompt_logprobs=self._format.prompt(self._prompt_logprobs.get(index // self._n, [])) if asked else None,
             prompt_token_ids=prompt.token_ids if request.return_token_ids else None,
+            prompt_token_offsets=offsets_of(prompt, request),
         )
 
     def _logprobs(self, index: int, parts: Sequence[ChoiceUpdate], *, with_prompt: bool) -> CompletionLogprobs | None:
@@ -305,6 +311,7 @@ class CompletionAnswer:
             finish_reason=update.finish_reason if generated else "length",
             stop_reason=update.stop_reason if generated else None,
             prompt_token_ids=self._prompt(index).token_ids if request.return_token_ids and not self._begun[index] else None,
+            prompt_token_offsets=UNSET if self._begun[index] else offsets_of(self._prompt(index), request),
             token_ids=(update.token_ids if generated else []) if request.return_token_ids else None,
         )
         self._begun[index] = self._echoed[index] = True
@@ -366,6 +373,7 @@ class CompletionAnswer:
                 text=choice.text,
                 finish_reason=choice.finish_reason,
                 prompt_token_ids=choice.prompt_token_ids,
+                prompt_token_offsets=choice.prompt_token_offsets,
                 token_ids=choice.token_ids,
             )
             yield self._event([piece], continuous=choice.index)

@@ -5,7 +5,7 @@ of single fields live in ``SamplingParams``; here is what needs a vocabulary, a 
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -45,7 +45,6 @@ _UNSUPPORTED = (
     "prompt_embeds",
     "kv_transfer_params",
     "ec_transfer_params",
-    "return_token_offsets",
     "watermarking",
     "vllm_xargs",
     "suffix",
@@ -57,6 +56,7 @@ _UNSUPPORTED = (
     "web_search_options",
 )
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {}, 0)
+T = TypeVar("T")
 _FORBIDDEN_IN_SALT = frozenset("@/\\\0")
 
 
@@ -90,6 +90,16 @@ def check_supported(request: SamplingFields, *, reasons: bool) -> None:
         raise errors.invalid(
             "A chat template of the client's is not trusted; the model's or the operator's is used.", "chat_template"
         )
+
+
+def priority_of(header: str) -> int:
+    """What ``X-Vllm-Priority`` says, which goes before the body's ``priority``: a gateway may set it for its clients. Raises
+    ``ApiError`` 400."""
+    text = header.strip()
+    digits = text.removeprefix("-")
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > 10 or not -(2**31) <= int(text) < 2**31:
+        raise errors.invalid("X-Vllm-Priority must be an integer of 32 bits.", "x-vllm-priority")
+    return int(text)
 
 
 def check_combinations(request: SamplingFields, limits: ModelLimits) -> None:
@@ -136,8 +146,9 @@ def without_effect(request: SamplingFields) -> list[str]:
     return [f"`{name}` has no effect without use_beam_search" for name, says_something in given if says_something]
 
 
-def truncated(token_ids: list[int], request: SamplingFields, limits: ModelLimits) -> list[int]:
-    """The prompt cut to ``truncate_prompt_tokens``, -1 being the context length: its end stays, or with ``right`` its start."""
+def truncated(token_ids: list[T], request: SamplingFields, limits: ModelLimits) -> list[T]:
+    """The prompt, or what runs beside it, cut to ``truncate_prompt_tokens``, -1 being the context length: its end stays, or
+    with ``right`` its start."""
     keep = request.truncate_prompt_tokens
     if keep is None:
         return token_ids

@@ -66,6 +66,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_token_offsets: bool | None = None
     thinking_token_budget: Int32 | None = None
     repetition_detection: RepetitionDetection | None = None
     priority: Int32 | None = None
@@ -98,7 +99,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     prompt_embeds: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
-    return_token_offsets: Any = None
     watermarking: Any = None
     vllm_xargs: Any = None
 

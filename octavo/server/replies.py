@@ -14,11 +14,12 @@ from octavo.server import aside, errors, faults, sse
 from octavo.server.aside import MANY_ENTRIES
 from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
-from octavo.server.generation import Generation
+from octavo.server.generation import Generation, Prompt
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.pacing import Pacer
+from octavo.server.protocol import SamplingFields
 from octavo.server.request_log import Log
-from octavo.server.responses import Beam, PromptTokensDetails, Usage
+from octavo.server.responses import Beam, Offsets, PromptTokensDetails, Usage
 
 
 class Envelope(msgspec.Struct, kw_only=True):
@@ -68,6 +69,11 @@ class Usages:
     def _usage(self, prompt: int, generated: int, cached: int) -> Usage:
         details = PromptTokensDetails(cached) if self._details else None
         return Usage(prompt, prompt + generated, generated, details)
+
+
+def offsets_of(prompt: Prompt, request: SamplingFields) -> Offsets:
+    """The offsets of a prompt's tokens, where they were asked for."""
+    return prompt.offsets if request.return_token_offsets else UNSET
 
 
 def beams_of(update: ChoiceUpdate, *, with_token_ids: bool) -> list[Beam]:

@@ -134,6 +134,8 @@ class Service:
         built for it."""
         frontend = self.loaded()
         model = self.model_name(request.model)
+        if (priority := http.headers.get("x-vllm-priority")) is not None:
+            request.priority = params.priority_of(priority)
         params.check_supported(request, reasons=self.options.reasoning_parser is not None)
         if self.options.enable_force_include_usage and request.stream:
             asked = request.stream_options or StreamOptions()
@@ -161,6 +163,16 @@ class Service:
         limit = frontend.limits.max_model_len if request.truncate_prompt_tokens is None else None
         found = await frontend.encoder.encode(texts, add_special_tokens=special, limit=limit)
         return [params.truncated(token_ids, request, frontend.limits) for token_ids in found]
+
+    async def prompt_offsets(
+        self, texts: Sequence[str], request: SamplingFields, *, special: bool
+    ) -> Sequence[list[tuple[int, int]] | None]:
+        """The characters of each token that ``encode_prompts`` gave, for requests that ask for them."""
+        if not request.return_token_offsets:
+            return [None] * len(texts)
+        frontend = self.loaded()
+        found = await frontend.encoder.offsets(texts, add_special_tokens=special)
+        return [params.truncated(offsets, request, frontend.limits) for offsets in found]
 
     async def render(
         self,
