@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo.server import aside, body, errors, params, sse
+from octavo.server import aside, body, errors, params, sse, structured
 from octavo.server.aside import MANY_BYTES
 from octavo.server.call_grammar import check_calls
 from octavo.server.chat_plan import ChatPlan, call_format, plan_answer
@@ -99,7 +99,10 @@ class Chat:
 
     def _plan(self, request: ChatRequest, tools: Tools | None, written: Format | None, prompt: Prompt) -> ChatPlan:
         continued = _final_text(request) if request.continue_final_message else ""
-        style = self._service.options.reasoning_parser
+        options = self._service.options
+        style = options.reasoning_parser
+        if options.structured_outputs_in_reasoning and structured.wanted(request) is not None:
+            style = None
         plan = plan_answer(request, tools, written, prompt=prompt.text or "", continued=continued, style=style)
         if plan.shows_special_tokens and request.skip_special_tokens is None:
             request.skip_special_tokens = False

@@ -454,6 +454,16 @@ def test_a_form_begins_behind_the_reasoning(tmp_path: Path, form: dict[str, Any]
     assert bench.engine.requests[-1].thinking is None
 
 
+def test_a_form_from_the_first_token_on_where_the_operator_wants_it(tmp_path: Path) -> None:
+    bench = make(tmp_path, reasoning_parser="deepseek_r1", structured_outputs_in_reasoning=True)
+    say(bench, '{"a": 1}')
+    found = both(bench, response_format={"type": "json_object"})
+    assert (found["reasoning"], found["content"]) == ("", '{"a": 1}')
+    assert bench.engine.requests[-1].thinking is None
+    say(bench, "Hm.</think>Rain.")
+    assert both(bench)["reasoning"] == "Hm."
+
+
 def test_a_budget_of_reasoning_is_the_engines_to_keep(tmp_path: Path) -> None:
     bench = make(tmp_path, reasoning_parser="qwen3")
     say(bench, "<think>Hm.</think>Rain.")
