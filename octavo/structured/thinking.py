@@ -12,7 +12,7 @@ import numpy as np
 
 BLANKS = b" \t\r\n"
 MAX_BLANKS = 8
-"""Bytes before the opening tag, and between the closing tag and the answer."""
+"""Bytes between the closing tag and the answer."""
 
 _UNREAD = np.zeros(0, np.uint8)
 """The mask where any token may come: computed, and never looked at."""
@@ -114,7 +114,7 @@ class TagTables:
         return self.pack([self._steps[rest[: sizes[0]]]] if sizes else [])
 
     def opens(self, matched: int) -> np.ndarray:
-        """Tokens that go on with the opening tag, of which ``matched`` bytes stand, and at the most with blanks behind it."""
+        """Tokens that go on with the opening tag, of which ``matched`` bytes stand, and at the most with blanks around it."""
         if matched not in self._opening:
             rest = self.opening[matched:]
             found = []
@@ -198,10 +198,9 @@ class ThinkingGrammar:
         elif self._stage is _Stage.THINKING or (self._stage is _Stage.OPENING and self._implied):
             self.mask = tables.thinking(self._closed)
         elif self._stage is _Stage.OPENING:
-            begins = tables.opens(self._opened)
-            if not self._opened:
-                begins = begins | tables.blanks(MAX_BLANKS - self._blanks)
-            self.mask = begins if self._unopened is None else begins | _mask_of(self._unopened)
+            self.mask = tables.opens(self._opened)
+            if self._unopened is not None:
+                self.mask = self.mask | _mask_of(self._unopened)
         elif self._answer is not None:
             self.mask = _mask_of(self._answer)
             if self._stage is _Stage.GAP:
@@ -239,7 +238,6 @@ class ThinkingGrammar:
         else:
             self._follow(token)
         self._opened += len(seen)
-        self._blanks += len(data) - len(seen)
         return False
 
     def _follow(self, token: int) -> None:

@@ -171,3 +171,9 @@ def test_an_answer_that_looks_like_the_tag_at_first() -> None:
     for byte in b"k></think>":
         other.advance(byte)
     assert {ord("<"), ord("y")} <= allowed(other) and ord("x") not in allowed(other)
+
+
+def test_blanks_do_not_lead_to_the_tag_alone() -> None:
+    grammar = begin(WHOLE_TAGS, MAYBE, budget=None)
+    assert not {ord(" "), ord("\n"), 256 + PIECES.index(b"  ")} & allowed(grammar)
+    assert {ord("<"), ord("a"), 256 + PIECES.index(b"<think>\n")} <= allowed(grammar)
