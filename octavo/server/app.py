@@ -99,6 +99,11 @@ def routes(service: Service) -> list[Route]:
     probes, facts, tokens = Probes(service), Facts(service), Tokenization(service)
     completions, chats = Completions(service).handle, Chat(service)
     chat = chats.handle
+    described = [
+        Route("/openapi.json", facts.openapi, methods=["GET"]),
+        Route("/docs", facts.docs, methods=["GET"]),
+        Route("/redoc", facts.docs, methods=["GET"]),
+    ]
     return [
         Route("/health", probes.health, methods=["GET"]),
         Route("/ping", probes.health, methods=["GET", "POST"]),
@@ -108,8 +113,7 @@ def routes(service: Service) -> list[Route]:
         Route("/version", facts.version, methods=["GET"]),
         Route("/load", facts.load, methods=["GET"]),
         Route("/metrics", facts.metrics, methods=["GET"]),
-        Route("/openapi.json", facts.openapi, methods=["GET"]),
-        Route("/docs", facts.docs, methods=["GET"]),
+        *([] if service.options.disable_fastapi_docs else described),
         Route("/v1/models", facts.models, methods=["GET"]),
         Route("/v1/models/{model:path}", facts.model, methods=["GET"]),
         Route("/v1/completions", completions, methods=["POST"]),

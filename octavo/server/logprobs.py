@@ -12,9 +12,11 @@ FLOOR = -9999.0
 
 
 class LogprobFormat:
-    """How tokens are written: as text, or as ``token_id:N``. ``top`` is how many alternatives the client asked for."""
+    """How tokens are written: as text, or as ``token_id:N``. ``top`` is how many alternatives the client asked for; with
+    ``named`` they are tokens of its choice."""
 
-    def __init__(self, tokenizer: Tokenizer, *, top: int, as_token_ids: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, top: int, as_token_ids: bool, named: bool = False) -> None:
+        self._named = named
         self._tokenizer = tokenizer
         self._top = top
         self._as_token_ids = as_token_ids
@@ -55,9 +57,11 @@ class LogprobFormat:
         return ChatLogprobs([self._chat_entry(entry) for entry in entries])
 
     def _chat_entry(self, entry: TokenLogprobs) -> ChatLogprob:
-        likeliest = zip(entry.top_ids[: self._top], entry.top_logprobs, strict=False)
-        top = [TopLogprob(self.token(i), max(FLOOR, logprob), self._bytes(i)) for i, logprob in likeliest]
         token_id = entry.token_id
+        reported = dict(zip(entry.top_ids[: self._top], entry.top_logprobs, strict=False))
+        if self._named:
+            reported = {token_id: entry.logprob, **reported}
+        top = [TopLogprob(self.token(i), max(FLOOR, logprob), self._bytes(i)) for i, logprob in reported.items()]
         return ChatLogprob(self.token(token_id), max(FLOOR, entry.logprob), self._bytes(token_id), top)
 
     def _bytes(self, token_id: int) -> list[int]:

@@ -111,6 +111,7 @@ OPERATIONS = (
     Operation(path="/metrics", method="get", summary="Prometheus metrics", answers={TEXT: _STRING}),
     Operation(path="/openapi.json", method="get", summary="This description", answers={JSON: _ANY_OBJECT}),
     Operation(path="/docs", method="get", summary="This description as a page", answers={"text/html": _STRING}),
+    Operation(path="/redoc", method="get", summary="The same page", answers={"text/html": _STRING}),
     Operation(path="/health", method="get", summary="Whether requests are taken", probe=True),
     Operation(path="/ping", method="get", summary="Whether requests are taken", probe=True),
     Operation(path="/ping", method="post", summary="Whether requests are taken", probe=True),
@@ -150,6 +151,8 @@ _RANGES: dict[str, Schema] = {
     "max_tokens": {"minimum": 0},
     "min_tokens": {"minimum": 0},
     "truncate_prompt_tokens": {"minimum": -1},
+    "stream_interval": {"minimum": 1},
+    "thinking_token_budget": {"minimum": -1},
 }
 """What is checked after the type, where a plain range says it."""
 
@@ -161,6 +164,14 @@ _PROMPT: Schema = {
         {"type": "array", "items": {"type": "string"}, "minItems": 1},
         {"type": "array", "items": _TOKEN_IDS, "minItems": 1},
     ],
+}
+
+
+_PRIORITY: Schema = {
+    "name": "X-Vllm-Priority",
+    "in": "header",
+    "description": "Goes before the body's `priority`.",
+    "schema": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
 }
 
 
@@ -233,8 +244,9 @@ def _operation(operation: Operation, by_type: Mapping[Any, Schema]) -> Schema:
         "security": [] if operation.probe else [{}, {"key": []}],
         "responses": {"200": success, **_refusals(operation, by_type[ErrorBody])},
     }
-    if names := _path_names(operation):
-        made["parameters"] = [{"name": name, "in": "path", "required": True, "schema": _STRING} for name in names]
+    known = [{"name": name, "in": "path", "required": True, "schema": _STRING} for name in _path_names(operation)]
+    if parameters := [*known, *([_PRIORITY] if operation.generates else ())]:
+        made["parameters"] = parameters
     if operation.takes is not None:
         made["requestBody"] = {"required": True, "content": {JSON: {"schema": schema(operation.takes)}}}
     return made
@@ -310,7 +322,7 @@ def _shown(schema: Schema) -> str:
         return " or ".join(dict.fromkeys(_shown(each) for each in schema["anyOf"]))
     kind = str(schema.get("type", "anything"))
     if kind == "array":
-        return f"list of {_shown(schema.get('items', {}))}"
+        return f"list of {', '.join(map(_shown, schema.get('prefixItems', [schema.get('items', {})])))}"
     return " ".join([kind, *_bounds(schema)])
 
 

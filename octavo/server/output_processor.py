@@ -127,7 +127,7 @@ class OutputProcessor:
 
     def _whole(self, branch: _Branch, index: int) -> ChoiceUpdate:
         parts, last = branch.parts, branch.parts[-1]
-        wanted = self._request.params.logprobs is not None
+        wanted = self._request.params.num_logprobs is not None
         return ChoiceUpdate(
             index=index,
             text="".join(part.text for part in parts),

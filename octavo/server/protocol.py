@@ -21,6 +21,12 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_beams: bool | None = None
 
 
+class RepetitionDetection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    max_pattern_size: Int32 | None = None
+    min_pattern_size: Int32 | None = None
+    min_count: Int32 | None = None
+
+
 class SamplingFields(msgspec.Struct, kw_only=True):
     """What completions and chat have in common."""
 
@@ -45,6 +51,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: Int32 | None = None
+    logprob_token_ids: list[int] | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -54,10 +61,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     truncation_side: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: Int32 | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_token_offsets: bool | None = None
+    thinking_token_budget: Int32 | None = None
+    repetition_detection: RepetitionDetection | None = None
     priority: Int32 | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None
     request_id: Identifier | None = None
@@ -85,14 +96,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
     # not served: refused when they ask for something
     logits_processors: Any = None
-    logprob_token_ids: Any = None
     prompt_embeds: Any = None
-    repetition_detection: Any = None
-    thinking_token_budget: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
-    return_token_offsets: Any = None
-    stream_interval: Any = None
     watermarking: Any = None
     vllm_xargs: Any = None
 
@@ -147,11 +153,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     include_reasoning: bool | None = None
     reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
 
     chat_template: Any = None
-    documents: Any = None
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     functions: Any = None

@@ -14,10 +14,12 @@ from octavo.server import aside, errors, faults
 from octavo.server.aside import MANY_ENTRIES
 from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
-from octavo.server.generation import Generation
+from octavo.server.generation import Generation, Prompt
 from octavo.server.output_processor import ChoiceUpdate
+from octavo.server.pacing import Pacer
+from octavo.server.protocol import SamplingFields
 from octavo.server.request_log import Log
-from octavo.server.responses import Beam, PromptTokensDetails, Usage
+from octavo.server.responses import Beam, Offsets, PromptTokensDetails, Usage
 
 
 class Envelope(msgspec.Struct, kw_only=True):
@@ -67,6 +69,11 @@ class Usages:
     def _usage(self, prompt: int, generated: int, cached: int) -> Usage:
         details = PromptTokensDetails(cached) if self._details else None
         return Usage(prompt, prompt + generated, generated, details)
+
+
+def offsets_of(prompt: Prompt, request: SamplingFields) -> Offsets:
+    """The offsets of a prompt's tokens, where they were asked for."""
+    return prompt.offsets if request.return_token_offsets else UNSET
 
 
 def beams_of(update: ChoiceUpdate, *, with_token_ids: bool) -> list[Beam]:
@@ -124,10 +131,13 @@ async def whole(answer: WholeAnswer, generation: Generation, *, alternatives: in
     return await aside.run(entries > MANY_ENTRIES, lambda: json_response(answer.whole()))
 
 
-async def stream(answer: StreamedAnswer, generation: Generation, log: Log) -> AsyncGenerator[bytes]:
-    """The events of an answer; when it fails, the error in place of the rest, because the status line is long gone."""
+async def stream(answer: StreamedAnswer, generation: Generation, log: Log, *, interval: int | None) -> AsyncGenerator[bytes]:
+    """The events of an answer, for ``interval`` tokens each; when it fails, the error in place of the rest, because the status
+    line is long gone."""
+    pacer = Pacer(interval or 1)
     try:
-        while updates := await generation.updates():
+        while new := await generation.updates():
+            updates = pacer.take(new)
             is_much = any(len(update.prompt_logprobs or ()) > MANY_ENTRIES // 20 for update in updates)
             if piece := await aside.run(is_much, answer.events, updates):
                 faults.point("stream")

@@ -12,6 +12,8 @@ from msgspec import UNSET, UnsetType
 from octavo.outputs import FinishReason
 
 ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls"]
+Offsets: TypeAlias = list[tuple[int, int]] | UnsetType | None
+"""The characters of a text that each token stands for, from and up to; null for a prompt that came as token ids."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -44,6 +46,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | None = None
     prompt_logprobs: list[Any] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_token_offsets: Offsets = UNSET
     routed_experts: None = None
 
 
@@ -69,6 +72,7 @@ class CompletionChunkChoice(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_token_offsets: Offsets = UNSET
     token_ids: list[int] | None = None
 
 
@@ -162,6 +166,7 @@ class ChatResponse(msgspec.Struct, kw_only=True):
     usage: Usage
     prompt_logprobs: list[Any] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_token_offsets: Offsets = UNSET
     prompt_text: str | None = None
     kv_transfer_params: None = None
     ec_transfer_params: None = None
@@ -195,6 +200,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     beams: list[Beam] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_token_offsets: Offsets = UNSET
     prompt_text: str | UnsetType | None = UNSET
     warnings: list[str] | UnsetType = UNSET
 

@@ -17,7 +17,7 @@ from starlette.requests import Request as HttpRequest
 
 from octavo import __version__
 from octavo.config import EngineConfig, ModelConfig
-from octavo.request import Request
+from octavo.request import Request, Thinking
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server import errors, faults, params, structured
 from octavo.server.accounting import RequestRecord, ServerMetrics
@@ -134,7 +134,9 @@ class Service:
         built for it."""
         frontend = self.loaded()
         model = self.model_name(request.model)
-        params.check_supported(request)
+        if (priority := http.headers.get("x-vllm-priority")) is not None:
+            request.priority = params.priority_of(priority)
+        params.check_supported(request, reasons=self.options.reasoning_parser is not None)
         if self.options.enable_force_include_usage and request.stream:
             asked = request.stream_options or StreamOptions()
             request.stream_options = msgspec.structs.replace(asked, include_usage=True, continuous_usage_stats=True)
@@ -162,6 +164,16 @@ class Service:
         found = await frontend.encoder.encode(texts, add_special_tokens=special, limit=limit)
         return [params.truncated(token_ids, request, frontend.limits) for token_ids in found]
 
+    async def prompt_offsets(
+        self, texts: Sequence[str], request: SamplingFields, *, special: bool
+    ) -> Sequence[list[tuple[int, int]] | None]:
+        """The characters of each token that ``encode_prompts`` gave, for requests that ask for them."""
+        if not request.return_token_offsets:
+            return [None] * len(texts)
+        frontend = self.loaded()
+        found = await frontend.encoder.offsets(texts, add_special_tokens=special)
+        return [params.truncated(offsets, request, frontend.limits) for offsets in found]
+
     async def render(
         self,
         messages: list[Message],
@@ -170,6 +182,7 @@ class Service:
         continue_final_message: bool | None,
         template_kwargs: dict[str, Any] | None,
         tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
     ) -> str:
         """The prompt text of a conversation, by the model's template. Raises ``ApiError`` or ``ParameterError``."""
         if len(messages) > self.options.max_messages:
@@ -192,6 +205,7 @@ class Service:
                 continue_final_message=continued,
                 template_kwargs=template_kwargs,
                 tools=tools,
+                documents=documents,
             )
 
         return await asyncio.to_thread(text)
@@ -204,21 +218,25 @@ class Service:
         http: HttpRequest,
         request_id: str,
         prompt_logprobs: int | None,
+        thinking: Sequence[Thinking | None],
         structured_outputs: StructuredOutputsParams | None = None,
     ) -> Generation:
-        """Everything checked and ready to submit. ``structured_outputs`` go before what the request itself asks its text to be.
-        Raises ``ApiError`` or ``ParameterError``."""
+        """Everything checked and ready to submit. ``thinking`` has an entry for each prompt. ``structured_outputs`` go before
+        what the request itself asks its text to be. Raises ``ApiError`` or ``ParameterError``."""
         frontend = self.loaded()
         arrival = http.scope["state"]["arrival"]
         requests = []
-        for prompt in prompts:
+        for prompt, thought in zip(prompts, thinking, strict=True):
             params.check_prompt(prompt.token_ids, frontend.limits)
             sampling = params.build(
                 request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
             )
             if structured_outputs is not None:
                 sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
-            requests.append(self._engine_request(request, prompt, sampling, arrival, http.scope["state"]["client"]))
+            if thought is None:  # there is nothing left to bound
+                sampling = msgspec.structs.replace(sampling, thinking_token_budget=None)
+            made = self._engine_request(request, prompt, sampling, arrival, http.scope["state"]["client"])
+            requests.append(msgspec.structs.replace(made, thinking=thought if sampling.is_confined else None))
         model = self.model_name(request.model)
         operation = "chat" if isinstance(request, ChatRequest) else "text_completion"
         record = RequestRecord(
