@@ -57,11 +57,11 @@ class Chat:
         written = call_format(tools, service.options, frontend.call_format)
         template_kwargs = _template_kwargs(request, frontend)
         envelope.warn(_without_effect(request, tools, written, frontend))
-        await service.check_form(request)
+        await service.check_form(request, http)
         prompt = await self._prompt(request, tools, template_kwargs)
         plan = await aside.run(is_large, self._plan, request, tools, written, prompt)
         if tools is not None and plan.structured_outputs is not None:
-            await check_calls(plan.structured_outputs, tools, frontend.grammars.check)
+            await check_calls(plan.structured_outputs, tools, service.form_check(http))
         generation = service.generation(
             request,
             [prompt],

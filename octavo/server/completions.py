@@ -41,7 +41,7 @@ class Completions:
         request, warnings = await body.read(http.scope, http.receive, CompletionRequest, service.options)
         frontend = service.loaded()
         envelope = service.accept(http, request, prefix="cmpl", warnings=warnings)
-        await service.check_form(request)
+        await service.check_form(request, http)
         prompts = await self._prompts(request)
         answer = CompletionAnswer(
             request,

@@ -4,12 +4,13 @@ Turns a client's prompts and fields into engine requests; the shapes of answers 
 """
 
 import asyncio
+import functools
 import hashlib
 import re
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -148,11 +149,15 @@ class Service:
             cached_details=self.options.enable_prompt_tokens_details,
         )
 
-    async def check_form(self, request: SamplingFields) -> None:
+    async def check_form(self, request: SamplingFields, http: HttpRequest) -> None:
         """Raises ``ApiError`` for a form of the answer that cannot be had: a bad schema, regex or grammar."""
         if (form := structured.wanted(request)) is not None:
             faults.point("grammar")
-            await self.loaded().grammars.check(form)
+            await self.form_check(http)(form)
+
+    def form_check(self, http: HttpRequest) -> Callable[[structured.Wanted], Awaitable[None]]:
+        """What says whether a form can be had, by raising ``ApiError`` if not, in the turn of the client who sent ``http``."""
+        return functools.partial(self.loaded().grammars.check, client=http.scope["state"]["client"].name or "")
 
     async def encode_prompts(self, texts: Sequence[str], request: SamplingFields, *, special: bool) -> list[list[int]]:
         """Token ids of each text, cut where the request says so. Raises ``ApiError`` for one that cannot fit."""
