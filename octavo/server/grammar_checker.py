@@ -17,7 +17,7 @@ import msgspec
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.server import errors
 from octavo.server.errors import ApiError
-from octavo.server.grammar_lanes import GrammarProcess, Lane, LaneFull
+from octavo.server.grammar_lanes import GrammarProcess, Lane, LaneFull, ProcessClosed
 from octavo.server.grammar_process import Verdict
 from octavo.server.structured import Wanted
 from octavo.structured.vocabulary import Vocabulary
@@ -74,7 +74,7 @@ class GrammarChecker:
             raise ApiError(400, f"{field}: {verdict.message}.", param=field)
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process. Whoever waits for it is told that the server shuts down."""
         self._process.close()
         self._first.close()
         self._long.close()
@@ -97,6 +97,8 @@ class GrammarChecker:
             verdict = await asyncio.wrap_future(self._long.submit(wanted, client))
         except LaneFull as full:
             raise errors.busy(full.retry_after) from None
+        except ProcessClosed:
+            raise errors.draining() from None
         if verdict.cut == "late":  # of waiting, for the machine is busy: that says nothing about the grammar
             raise errors.busy(self._long.retry_after())
         return self._conclude(key, verdict)

@@ -35,6 +35,10 @@ class LaneFull(Exception):
         self.retry_after = retry_after
 
 
+class ProcessClosed(Exception):
+    """There will be no answer: the server ends."""
+
+
 class GrammarProcess:
     """``vocabulary`` is called whenever the process is started. Each of the ``lanes`` is for one thread."""
 
@@ -46,12 +50,14 @@ class GrammarProcess:
         self._closed = False
 
     def ask(self, lane: int, question: Question) -> Verdict:
-        """The process's answer. Raises ``RuntimeError`` when there is no getting one."""
+        """The process's answer. Raises ``ProcessClosed``, and ``RuntimeError`` when there is no getting one."""
         for _ in range(2):  # whoever ends the process, as one that looks for memory, has not answered the question
             running = self._started()
             answer = running.exchange(lane, question, question.wall_seconds + _GRACE_SECONDS)
             if answer is not None:
                 return answer
+            if self._closed:
+                raise ProcessClosed
             with self._lock:
                 running.end()
                 if self._running is running:
@@ -67,7 +73,7 @@ class GrammarProcess:
     def _started(self) -> "_Running":
         with self._lock:
             if self._closed:
-                raise RuntimeError("the grammar process was closed")
+                raise ProcessClosed
             if self._running is None:
                 self._running = _Running.start(self._lanes)
                 if self._running.exchange(0, self._vocabulary(), _GRACE_SECONDS) is None:
@@ -163,7 +169,8 @@ class Lane:
         return max(1, math.ceil((self._count + 1) * self._pace))
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """What waits is still asked, of whoever answers, and so told in turn."""
+        self._thread.shutdown(wait=False)
 
     def _serve_next(self) -> None:
         with self._lock:

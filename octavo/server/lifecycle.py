@@ -106,8 +106,7 @@ class Lifecycle:
             await serving
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close, _TRACES_WAIT)
-        if self._service.frontend is not None:
-            self._service.frontend.grammars.close()
+        self._close_grammars()
         spawner.shutdown(wait=False)
         return exit_status
 
@@ -195,6 +194,7 @@ class Lifecycle:
         deadline = time.monotonic() + self._options.drain_timeout
         while tasks and time.monotonic() < deadline:
             await asyncio.sleep(_POLL)
+        self._close_grammars()
         await self._supervisor.close()
         await self._let_streams_end()
         self._log.info("stopped", "stopped")
@@ -204,6 +204,10 @@ class Lifecycle:
         await self._let_streams_end()
         print(f"octavo: error: {message}", file=sys.stderr, flush=True)
         return exit_status
+
+    def _close_grammars(self) -> None:
+        if self._service.frontend is not None:
+            self._service.frontend.grammars.close()
 
     async def _let_streams_end(self) -> None:
         deadline = time.monotonic() + _LAST_WORDS

@@ -13,10 +13,11 @@ import pytest
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.server.errors import ApiError
 from octavo.server.grammar_checker import FIRST_SECONDS, GrammarChecker
-from octavo.server.grammar_lanes import GrammarProcess, Lane, LaneFull
+from octavo.server.grammar_lanes import GrammarProcess, Lane, LaneFull, ProcessClosed
 from octavo.server.grammar_process import Question, Verdict
 from octavo.server.structured import Wanted
 from octavo.structured.vocabulary import Vocabulary
+from tests.server.tiny import grammar_pids
 
 VOCABULARY = Vocabulary([bytes([i]) for i in range(256)] + [b""], [256], [256])
 SLOW = {"type": "integer", "multipleOf": 9999991, "minimum": 0, "maximum": 10**18}
@@ -102,17 +103,8 @@ def test_an_error_is_its_questions_alone() -> None:
 
 
 def processes() -> list[int]:
-    """Those of grammars that this process, or one of them, has started and that have not ended."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if fields[0] != "Z" and b"octavo.server.grammar_process" in (entry / "cmdline").read_bytes():
-                parents[int(entry.name)] = int(fields[1])
-        except (OSError, ValueError):
-            continue
-    found = [pid for pid, parent in parents.items() if parent == os.getpid()]
-    return found + [pid for pid, parent in parents.items() if parent in found]
+    """Those of grammars that this process has started."""
+    return grammar_pids(os.getpid())
 
 
 def test_what_ends_a_compilation() -> None:
@@ -126,7 +118,7 @@ def test_what_ends_a_compilation() -> None:
     assert process.ask(0, question(StructuredOutputsParams(grammar=chain))).cut == "died"
     assert process.ask(0, question(form("b+"))) == Verdict()
     process.close()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ProcessClosed):
         process.ask(0, question(form("a+")))
 
 
@@ -167,7 +159,7 @@ def test_closing_ends_what_is_being_compiled() -> None:
     def ask() -> None:
         try:
             process.ask(1, slow)
-        except RuntimeError as error:
+        except ProcessClosed as error:
             errors.append(error)
 
     thread = threading.Thread(target=ask)
