@@ -162,13 +162,18 @@ class ChatAnswer:
         self._texts = [ChatText(plan) for _ in range(n)]
         self._begun = [False] * n
         self._content_events: dict[int, sse.TextEvents] = {}
-        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: Sequence[TokenLogprobs] = []
         self._usages = Usages([len(prompt.token_ids)], n, details=envelope.cached_details)
 
     def collect(self, updates: Sequence[ChoiceUpdate]) -> None:
         for update in updates:
             self._note(update)
             self._parts[update.index].append(update)
+
+    def forget(self) -> None:
+        for parts in self._parts:
+            while parts:
+                parts.pop()
 
     def whole(self) -> ChatResponse:
         """The response, when every choice is complete."""

@@ -142,7 +142,7 @@ class CompletionAnswer:
         self._echoed = [not request.echo] * len(self._parts)
         self._begun = [False] * len(self._parts)
         self._text_events: dict[int, sse.TextEvents] = {}
-        self._prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprobs]] = {}
         self._usages = Usages([len(prompt.token_ids) for prompt in prompts], self._n, details=envelope.cached_details)
 
     @property
@@ -167,6 +167,11 @@ class CompletionAnswer:
         for update in updates:
             self._note(update)
             self._parts[update.index].append(update)
+
+    def forget(self) -> None:
+        for parts in self._parts:
+            while parts:
+                parts.pop()
 
     def whole(self) -> CompletionResponse:
         """The response, when every choice is complete."""

@@ -46,8 +46,7 @@ class Prober:
         return self
 
     def __exit__(self, *_: object) -> None:
-        said, _ = self._process.communicate(timeout=60)
-        self.found = Probed(**json.loads(said))
+        self.found = Probed(**json.loads(self._process.communicate(timeout=60)[0]))
 
 
 def _ask(sock: socket.socket, request: bytes) -> int:
