@@ -62,7 +62,7 @@ class Chat:
         plan = await aside.run(is_large, self._plan, request, tools, written, prompt)
         if tools is not None and plan.structured_outputs is not None:
             await check_calls(plan.structured_outputs, tools, service.form_check(http))
-        generation = service.generation(
+        generation = await service.generation(
             request,
             [prompt],
             http=http,

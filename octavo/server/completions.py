@@ -49,7 +49,7 @@ class Completions:
             envelope,
             LogprobFormat(frontend.tokenizer, top=request.logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)),
         )
-        generation = service.generation(
+        generation = await service.generation(
             answer.computed_request(), prompts, http=http, request_id=envelope.id, prompt_logprobs=answer.num_prompt_logprobs
         )
         if answer.prompt_only and answer.num_prompt_logprobs is None:

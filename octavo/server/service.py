@@ -20,8 +20,9 @@ from octavo import __version__
 from octavo.config import EngineConfig, ModelConfig
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
-from octavo.server import errors, faults, params, structured
+from octavo.server import aside, errors, faults, params, structured
 from octavo.server.accounting import RequestRecord, ServerMetrics
+from octavo.server.aside import MANY_ENTRIES
 from octavo.server.auth import Client, Keyring
 from octavo.server.engine_client import EngineClient
 from octavo.server.errors import ApiError
@@ -201,7 +202,7 @@ class Service:
 
         return await asyncio.to_thread(text)
 
-    def generation(
+    async def generation(
         self,
         request: CompletionRequest | ChatRequest,
         prompts: list[Prompt],
@@ -215,15 +216,20 @@ class Service:
         Raises ``ApiError`` or ``ParameterError``."""
         frontend = self.loaded()
         arrival = http.scope["state"]["arrival"]
-        requests = []
-        for prompt in prompts:
-            params.check_prompt(prompt.token_ids, frontend.limits)
-            sampling = params.build(
-                request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
-            )
-            if structured_outputs is not None:
-                sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
-            requests.append(self._engine_request(request, prompt, sampling, arrival, http.scope["state"]["client"]))
+
+        def engine_requests() -> list[Request]:
+            requests = []
+            for prompt in prompts:
+                params.check_prompt(prompt.token_ids, frontend.limits)
+                sampling = params.build(
+                    request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
+                )
+                if structured_outputs is not None:
+                    sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
+                requests.append(self._engine_request(request, prompt, sampling, arrival, http.scope["state"]["client"]))
+            return requests
+
+        requests = await aside.run(params.size(request) * len(prompts) > MANY_ENTRIES, engine_requests)
         model = self.model_name(request.model)
         operation = "chat" if isinstance(request, ChatRequest) else "text_completion"
         record = RequestRecord(
