@@ -213,8 +213,9 @@ async def sigterm_under_load(server: RunningServer, *, streams: int = 32) -> Cou
 async def sigterm_with_too_much(server: RunningServer, *, requests: int, tokens: int, patience: float) -> Counter[str]:
     """More than can be finished in time: each client gets its whole answer or is told, all within ``patience`` seconds, who
     comes later is sent away, and the process ends with 0."""
-    ways = (stream, whole)
-    tasks = [asyncio.create_task(ways[i % 2](server.url, long_request(i, tokens))) for i in range(requests)]
+    ways = (stream, whole)  # of each, every third request is short
+    work = [(ways[i % 2], long_request(i, tokens if i % 3 else 20)) for i in range(requests)]
+    tasks = [asyncio.create_task(way(server.url, fields)) for way, fields in work]
     while not any(task.done() for task in tasks):
         states = [await asyncio.to_thread(server.metric, f"octavo_requests_{state}") for state in ("running", "waiting")]
         if sum(states) >= 0.9 * requests:
