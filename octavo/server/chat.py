@@ -69,12 +69,12 @@ class Chat:
         written = call_format(tools, service.options, frontend.call_format)
         template_kwargs = _template_kwargs(request, frontend)
         envelope.warn(_without_effect(request, tools, written, frontend))
-        await service.check_form(request)
+        await service.check_form(request, http)
         prompt = await self._prompt(request, tools, template_kwargs)
         plan = await aside.run(is_large, self._plan, request, tools, written, prompt)
         if tools is not None and plan.structured_outputs is not None:
-            await check_calls(plan.structured_outputs, tools, frontend.grammars.check)
-        generation = service.generation(
+            await check_calls(plan.structured_outputs, tools, service.form_check(http))
+        generation = await service.generation(
             request,
             [prompt],
             http=http,
@@ -190,13 +190,18 @@ class ChatAnswer:
         self._texts = [ChatText(plan) for _ in range(n)]
         self._begun = [False] * n
         self._content_events: dict[int, sse.TextEvents] = {}
-        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: Sequence[TokenLogprobs] = []
         self._usages = Usages([len(prompt.token_ids)], n, details=envelope.cached_details)
 
     def collect(self, updates: Sequence[ChoiceUpdate]) -> None:
         for update in updates:
             self._note(update)
             self._parts[update.index].append(update)
+
+    def forget(self) -> None:
+        for parts in self._parts:
+            while parts:
+                parts.pop()
 
     def whole(self) -> ChatResponse:
         """The response, when every choice is complete."""

@@ -49,7 +49,7 @@ class Completions:
         request, warnings = await body.read(http.scope, http.receive, CompletionRequest, service.options)
         frontend = service.loaded()
         envelope = service.accept(http, request, prefix="cmpl", warnings=warnings)
-        await service.check_form(request)
+        await service.check_form(request, http)
         prompts = await self._prompts(request)
         answer = CompletionAnswer(
             request,
@@ -62,7 +62,7 @@ class Completions:
                 named=bool(request.logprob_token_ids),
             ),
         )
-        generation = service.generation(
+        generation = await service.generation(
             answer.computed_request(),
             prompts,
             http=http,
@@ -178,7 +178,7 @@ class CompletionAnswer:
         self._reports_logprobs = params.requested_logprobs(request) is not None
         self._begun = [False] * len(self._parts)
         self._text_events: dict[int, sse.TextEvents] = {}
-        self._prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprobs]] = {}
         self._usages = Usages([len(prompt.token_ids) for prompt in prompts], self._n, details=envelope.cached_details)
 
     @property
@@ -204,6 +204,11 @@ class CompletionAnswer:
         for update in updates:
             self._note(update)
             self._parts[update.index].append(update)
+
+    def forget(self) -> None:
+        for parts in self._parts:
+            while parts:
+                parts.pop()
 
     def whole(self) -> CompletionResponse:
         """The response, when every choice is complete."""

@@ -272,6 +272,12 @@ def _searching(request: CompletionRequest | ChatRequest) -> dict[str, Any]:
     return {**fields, "beam": BeamSearch(width=width, **beam)}
 
 
+def size(request: CompletionRequest | ChatRequest) -> int:
+    """About how much there is to look at in a request, its prompts aside, in entries of a list. Banned words are encoded."""
+    lists = (request.logit_bias, request.allowed_token_ids, request.stop_token_ids)
+    return 16 + sum(len(given) for given in lists if given is not None) + 64 * len(request.bad_words or ())
+
+
 def _check_against_model(params: SamplingParams, limits: ModelLimits, logprobs_name: str) -> None:
     for name, kind, value in (
         (logprobs_name, "sample", params.logprobs),

@@ -8,10 +8,11 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from octavo.sampling_params import ParameterError
 from octavo.server import aside, errors, faults
-from octavo.server.aside import MANY_ENTRIES
+from octavo.server.aside import MANY_ENTRIES, WRITTEN_AT_ONCE
 from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
@@ -88,8 +89,23 @@ def beams_of(update: ChoiceUpdate, *, with_token_ids: bool) -> list[Beam]:
     ]
 
 
+class JsonResponse(Response):
+    """A body that goes out in slices if it is long."""
+
+    media_type = "application/json"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self.body) <= WRITTEN_AT_ONCE:
+            await super().__call__(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for piece in aside.slices(bytes(self.body)):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 def json_response(value: msgspec.Struct, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
+    return JsonResponse(msgspec.json.encode(value), headers=headers)
 
 
 class WholeAnswer(Protocol):
@@ -100,6 +116,9 @@ class WholeAnswer(Protocol):
 
     def whole(self) -> msgspec.Struct:
         """The body."""
+
+    def forget(self) -> None:
+        """Drops what was kept, a little at a time."""
 
 
 class StreamedAnswer(Protocol):
@@ -128,17 +147,25 @@ async def whole(answer: WholeAnswer, generation: Generation, *, alternatives: in
         generation.close()
     record = generation.record
     entries = (record.output_tokens + record.prompt_tokens) * (1 + alternatives)
-    return await aside.run(entries > MANY_ENTRIES, lambda: json_response(answer.whole()))
+    return await aside.run(entries > MANY_ENTRIES, _put_together, answer)
+
+
+def _put_together(answer: WholeAnswer) -> Response:
+    """The response. What it was made of is freed where it was made: of a long answer's log-probabilities that takes a while."""
+    response = json_response(answer.whole())
+    answer.forget()
+    return response
 
 
 async def stream(answer: StreamedAnswer, generation: Generation, log: Log, *, interval: int | None) -> AsyncGenerator[bytes]:
     """The events of an answer, for ``interval`` tokens each; when it fails, the error in place of the rest, because the status
     line is long gone."""
     pacer = Pacer(interval or 1)
+    may_be_much = generation.params.prompt_logprobs is not None
     try:
         while new := await generation.updates():
             updates = pacer.take(new)
-            is_much = any(len(update.prompt_logprobs or ()) > MANY_ENTRIES // 20 for update in updates)
+            is_much = may_be_much and any(len(update.prompt_logprobs or ()) > MANY_ENTRIES // 20 for update in updates)
             if piece := await aside.run(is_much, answer.events, updates):
                 faults.point("stream")
                 yield piece

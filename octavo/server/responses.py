@@ -4,7 +4,7 @@ A field that is ``None`` is written as null where clients expect the key to be t
 Fields that other servers fill and this one never does are there because clients read them.
 """
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -29,12 +29,13 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Parallel lists, one entry a token; the first token of a prompt has no log-probability."""
+    """Parallel lists, one entry a token; the first token of a prompt has no log-probability. ``top_logprobs`` are objects from
+    tokens to log-probabilities, as JSON: as objects, those of a long answer would take long to encode and to free."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float] | None]
+    top_logprobs: list[msgspec.Raw | None]
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -44,7 +45,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
-    prompt_logprobs: list[Any] | None = None
+    prompt_logprobs: msgspec.Raw | None = None
     prompt_token_ids: list[int] | None = None
     prompt_token_offsets: Offsets = UNSET
     routed_experts: None = None
@@ -111,7 +112,9 @@ class ChatLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    content: list[ChatLogprob]
+    """Of ``ChatLogprob``s, as JSON."""
+
+    content: list[msgspec.Raw]
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
@@ -164,7 +167,7 @@ class ChatResponse(msgspec.Struct, kw_only=True):
     service_tier: None = None
     system_fingerprint: str
     usage: Usage
-    prompt_logprobs: list[Any] | None = None
+    prompt_logprobs: msgspec.Raw | None = None
     prompt_token_ids: list[int] | None = None
     prompt_token_offsets: Offsets = UNSET
     prompt_text: str | None = None

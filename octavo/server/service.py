@@ -4,12 +4,13 @@ Turns a client's prompts and fields into engine requests; the shapes of answers 
 """
 
 import asyncio
+import functools
 import hashlib
 import re
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,8 +20,9 @@ from octavo import __version__
 from octavo.config import EngineConfig, ModelConfig
 from octavo.request import Request, Thinking
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
-from octavo.server import errors, faults, params, structured
+from octavo.server import aside, errors, faults, params, structured
 from octavo.server.accounting import RequestRecord, ServerMetrics
+from octavo.server.aside import MANY_ENTRIES
 from octavo.server.auth import Client, Keyring
 from octavo.server.engine_client import EngineClient
 from octavo.server.errors import ApiError
@@ -150,11 +152,15 @@ class Service:
             cached_details=self.options.enable_prompt_tokens_details,
         )
 
-    async def check_form(self, request: SamplingFields) -> None:
+    async def check_form(self, request: SamplingFields, http: HttpRequest) -> None:
         """Raises ``ApiError`` for a form of the answer that cannot be had: a bad schema, regex or grammar."""
         if (form := structured.wanted(request)) is not None:
             faults.point("grammar")
-            await self.loaded().grammars.check(form)
+            await self.form_check(http)(form)
+
+    def form_check(self, http: HttpRequest) -> Callable[[structured.Wanted], Awaitable[None]]:
+        """What says whether a form can be had, by raising ``ApiError`` if not, in the turn of the client who sent ``http``."""
+        return functools.partial(self.loaded().grammars.check, client=http.scope["state"]["client"].name or "")
 
     async def encode_prompts(self, texts: Sequence[str], request: SamplingFields, *, special: bool) -> list[list[int]]:
         """Token ids of each text, cut where the request says so. Raises ``ApiError`` for one that cannot fit."""
@@ -210,7 +216,7 @@ class Service:
 
         return await asyncio.to_thread(text)
 
-    def generation(
+    async def generation(
         self,
         request: CompletionRequest | ChatRequest,
         prompts: list[Prompt],
@@ -225,18 +231,23 @@ class Service:
         what the request itself asks its text to be. Raises ``ApiError`` or ``ParameterError``."""
         frontend = self.loaded()
         arrival = http.scope["state"]["arrival"]
-        requests = []
-        for prompt, thought in zip(prompts, thinking, strict=True):
-            params.check_prompt(prompt.token_ids, frontend.limits)
-            sampling = params.build(
-                request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
-            )
-            if structured_outputs is not None:
-                sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
-            if thought is None:  # there is nothing left to bound
-                sampling = msgspec.structs.replace(sampling, thinking_token_budget=None)
-            made = self._engine_request(request, prompt, sampling, arrival, http.scope["state"]["client"])
-            requests.append(msgspec.structs.replace(made, thinking=thought if sampling.is_confined else None))
+
+        def engine_requests() -> list[Request]:
+            requests = []
+            for prompt, thought in zip(prompts, thinking, strict=True):
+                params.check_prompt(prompt.token_ids, frontend.limits)
+                sampling = params.build(
+                    request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
+                )
+                if structured_outputs is not None:
+                    sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
+                if thought is None:  # there is nothing left to bound
+                    sampling = msgspec.structs.replace(sampling, thinking_token_budget=None)
+                made = self._engine_request(request, prompt, sampling, arrival, http.scope["state"]["client"])
+                requests.append(msgspec.structs.replace(made, thinking=thought if sampling.is_confined else None))
+            return requests
+
+        requests = await aside.run(params.size(request) * len(prompts) > MANY_ENTRIES, engine_requests)
         model = self.model_name(request.model)
         operation = "chat" if isinstance(request, ChatRequest) else "text_completion"
         record = RequestRecord(

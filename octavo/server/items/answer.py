@@ -35,7 +35,7 @@ from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import ChatRequest
 from octavo.server.replies import Envelope
-from octavo.server.responses import ChatLogprob, ToolCallDelta
+from octavo.server.responses import ToolCallDelta
 
 _encode = msgspec.json.Encoder().encode
 Event = tuple[str, dict[str, Any]]
@@ -76,6 +76,9 @@ class ItemsAnswer:
         for _ in self._end():
             pass
         return self._response
+
+    def forget(self) -> None:
+        self._items.clear()
 
     def events(self, updates: Sequence[ChoiceUpdate]) -> bytes:
         """The events for what is new; before the first, that the response begins."""
@@ -138,12 +141,12 @@ class ItemsAnswer:
         logprobs = self._logprobs(update)
         part = self._message.content[0]
         part.text += delta.content
-        part.logprobs = [*part.logprobs, *logprobs] if logprobs else part.logprobs
+        part.logprobs += logprobs
         if delta.content or logprobs:
             place = {**self._where(self._items.index(self._message)), "content_index": 0}
             yield "output_text.delta", {**place, "delta": delta.content, "logprobs": logprobs}
 
-    def _logprobs(self, update: ChoiceUpdate) -> list[ChatLogprob]:
+    def _logprobs(self, update: ChoiceUpdate) -> list[msgspec.Raw]:
         return self._format.chat(update.logprobs or ()).content if self._wants_logprobs else []
 
     def _call(self, calls: Sequence[ToolCallDelta]) -> Iterator[Event]:

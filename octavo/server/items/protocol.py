@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from octavo.server.protocol import MAX_ID, Int32
-from octavo.server.responses import ChatLogprob
 
 MAX_METADATA = 16
 Metadata = Annotated[
@@ -92,10 +91,12 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 
 class OutputText(msgspec.Struct, kw_only=True):
+    """``logprobs``: of ``ChatLogprob``s, as JSON."""
+
     type: str = "output_text"
     text: str
     annotations: list[Any] = []
-    logprobs: list[ChatLogprob] = []
+    logprobs: list[msgspec.Raw] = []
 
 
 class ReasoningText(msgspec.Struct, kw_only=True):
