@@ -47,12 +47,23 @@ def test_whole_and_streamed_are_the_same(client: openai.OpenAI) -> None:
     )
     assert whole.output_text == chat.choices[0].message.content and whole.usage is not None
     assert whole.usage.output_tokens == 12 and whole.status == "incomplete"
-    with client.responses.stream(input="Say something", instructions="Be brief.", **FIXED) as stream:
-        kinds = [event.type for event in stream]
+    events = list(client.responses.create(input="Say something", instructions="Be brief.", stream=True, **FIXED))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert events[0].type == "response.created" and events[-1].type == "response.incomplete"
+
+
+def test_its_accumulating_stream(client: openai.OpenAI) -> None:
+    """Which wants an answer that was not cut short."""
+    text = client.responses.create(input="Say something", **FIXED).output_text
+    ending = {**FIXED, "extra_body": {"stop": text[6:8]}}
+    with client.responses.stream(input="Say something", **ending) as stream:
+        kinds = {event.type for event in stream}
         final = stream.get_final_response()
-    assert final.output_text == whole.output_text and final.usage is not None
-    assert final.usage.output_tokens == whole.usage.output_tokens
-    assert kinds[0] == "response.created" and kinds[-1] == "response.incomplete" and "response.output_text.delta" in kinds
+    assert (
+        final.status == "completed"
+        and final.output_text == client.responses.create(input="Say something", **ending).output_text
+    )
+    assert {"response.created", "response.output_text.delta", "response.completed"} <= kinds
 
 
 def test_a_form_is_parsed(client: openai.OpenAI) -> None:

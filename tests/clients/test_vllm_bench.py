@@ -34,7 +34,8 @@ def test_its_requests_are_answered_as_it_reads_them(keyed_server: RunningServer,
             assert response.headers["content-type"].startswith("text/event-stream")
             asked = headers.get("x-request-id")
             assert asked is None or response.headers["x-request-id"] == asked
-            _check_stream(request["body"], "".join(response.iter_text()))
+            check = _check_items if request["path"] == "/v1/responses" else _check_stream
+            check(request["body"], "".join(response.iter_text()))
     assert streams >= 2
 
 
@@ -53,3 +54,12 @@ def _check_stream(body: dict[str, Any], text: str) -> None:
     assert all(isinstance(piece, str) for piece in texts)
     if body.get("logprobs"):
         assert any(choice["logprobs"] for choice in chosen)
+
+
+def _check_items(body: dict[str, Any], text: str) -> None:
+    """Events with their names, some of text, the last with the usage."""
+    events = [json.loads(message.split("\ndata: ")[1]) for message in text.removesuffix("\n\n").split("\n\n")]
+    assert any(event["type"] == "response.output_text.delta" for event in events)
+    assert events[-1]["type"] in ("response.completed", "response.incomplete")
+    usage = events[-1]["response"]["usage"]
+    assert usage["output_tokens"] == body["max_output_tokens"] and usage["input_tokens"] > 0

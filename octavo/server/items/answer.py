@@ -123,9 +123,8 @@ class ItemsAnswer:
             yield self._added(item)
             item.content.append(ReasoningText(text=""))
             yield "content_part.added", {**self._where(0), "content_index": 0, "part": item.content[0]}
-        reasoning = self._items[0]
-        assert isinstance(reasoning, Reasoning)
-        reasoning.content[0].text += text
+        if isinstance(reasoning := self._items[0], Reasoning):  # whatever reasons does it first
+            reasoning.content[0].text += text
         yield "reasoning_text.delta", {**self._where(0), "content_index": 0, "delta": text}
 
     def _say(self, update: ChoiceUpdate, delta: TextDelta) -> Iterator[Event]:
@@ -189,9 +188,8 @@ class ItemsAnswer:
         yield "output_item.done", {"output_index": index, "item": item}
 
     def _end(self) -> Iterator[Event]:
-        assert self._last is not None
-        response = self._response
-        cut = self._last.finish_reason == "length"
+        response, last = self._response, self._last
+        cut = last is not None and last.finish_reason == "length"
         response.status = "incomplete" if cut else "completed"
         for index, item in enumerate(self._items):
             if item.status == "in_progress":
@@ -200,7 +198,7 @@ class ItemsAnswer:
         response.output = self._items
         response.incomplete_details = IncompleteDetails("max_output_tokens") if cut else None
         response.completed_at = None if cut else int(time.time())
-        generated = self._last.num_tokens
+        generated = 0 if last is None else last.num_tokens
         response.usage = ItemsUsage(
             input_tokens=self._prompt_tokens,
             input_tokens_details=InputDetails(self._cached_tokens),
