@@ -27,15 +27,10 @@ class RepetitionDetection(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     min_count: Int32 | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """What completions and chat have in common."""
+class DecodingFields(msgspec.Struct, kw_only=True):
+    """What every route that generates has, under the same names."""
 
     model: str | None = None
-    n: Int32 | None = None
-    best_of: Int32 | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | str | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int32 | None = None
@@ -44,22 +39,35 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    max_tokens: Int32 | None = None
     min_tokens: Int32 | None = None
     stop: list[str] | str | None = None
-    stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    priority: Int32 | None = None
+    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
+    request_id: Identifier | None = None
+
+
+class SamplingFields(DecodingFields, kw_only=True):
+    """What completions and chat have in common."""
+
+    n: Int32 | None = None
+    best_of: Int32 | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    max_tokens: Int32 | None = None
+    stop_token_ids: list[int] | None = None
     prompt_logprobs: Int32 | None = None
     logprob_token_ids: list[int] | None = None
-    logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Int32 | None = None
     truncation_side: str | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     stream_interval: Int32 | None = None
     echo: bool | None = None
@@ -69,9 +77,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_token_offsets: bool | None = None
     thinking_token_budget: Int32 | None = None
     repetition_detection: RepetitionDetection | None = None
-    priority: Int32 | None = None
-    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
-    request_id: Identifier | None = None
 
     # of no consequence here, and taken without a warning: they concern the sender's own bookkeeping
     user: Any = None

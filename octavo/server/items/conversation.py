@@ -11,17 +11,18 @@ import msgspec
 
 from octavo.server import errors
 from octavo.server.items.protocol import ResponsesRequest, TextOptions
-from octavo.server.protocol import ChatRequest, FunctionCall, Message, ToolCall
+from octavo.server.protocol import ChatRequest, DecodingFields, FunctionCall, Message, ToolCall
 
 REFUSED = ("previous_response_id", "conversation", "background", "prompt", "context_management", "moderation")
 """Fields that concern what this server does not have, and what they ask for is not done."""
 _INCLUDABLE = frozenset(["message.output_text.logprobs", "reasoning.encrypted_content"])
 _PASSED_ON = (
-    "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
-    "stop", "min_tokens", "ignore_eos", "logit_bias", "skip_special_tokens", "include_stop_str_in_output", "priority",
-    "cache_salt", "request_id", "stream", "parallel_tool_calls", "structured_outputs", "include_reasoning",
+    *DecodingFields.__struct_fields__,
+    "parallel_tool_calls",
+    "structured_outputs",
+    "include_reasoning",
     "chat_template_kwargs",
-)  # fmt: skip
+)
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 
 _BODY_NAMES = {

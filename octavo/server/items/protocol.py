@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from octavo.server.protocol import MAX_ID, Int32
+from octavo.server.protocol import DecodingFields, Int32
 
 MAX_METADATA = 16
 Metadata = Annotated[
@@ -32,31 +32,12 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
     context: str | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ResponsesRequest(DecodingFields, kw_only=True):
     """POST /v1/responses. ``input`` is a text or a list of items: messages, calls, their outputs, reasoning."""
 
     input: Any
-    model: str | None = None
     instructions: str | None = None
     max_output_tokens: Int32 | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int32 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: list[str] | str | None = None
-    min_tokens: Int32 | None = None
-    ignore_eos: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    priority: Int32 | None = None
-    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
-    request_id: Annotated[str, Meta(min_length=1, max_length=MAX_ID)] | None = None
-    stream: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
