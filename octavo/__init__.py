@@ -11,6 +11,7 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "CompletionOutput",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -20,13 +21,14 @@ __all__ = [
 if TYPE_CHECKING:
     from octavo.llm import LLM
     from octavo.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
-    from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+    from octavo.sampling_params import BeamSearchParams, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 
 _HOMES = {
     "LLM": "octavo.llm",
     "BeamSearchOutput": "octavo.outputs",
     "BeamSearchParams": "octavo.sampling_params",
     "CompletionOutput": "octavo.outputs",
+    "RepetitionDetectionParams": "octavo.sampling_params",
     "RequestOutput": "octavo.outputs",
     "SamplingParams": "octavo.sampling_params",
     "StructuredOutputsParams": "octavo.sampling_params",

@@ -23,14 +23,18 @@ from octavo.outputs import (
     best_branches,
 )
 from octavo.prefix_files import chat_prefix, read_prefixes, text_prefix
-from octavo.request import Request
+from octavo.request import Request, Thinking
 from octavo.sampling_params import BeamSearchParams, ParameterError, SamplingParams
 from octavo.step import TokenLogprobs
 from octavo.structured.compiler import GrammarError
+from octavo.structured.reasoning import STYLES, prompt_leaves_open, thinking_in
 from octavo.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | dict[str, Any]
 Message = dict[str, Any]
+
+_LONGEST_TAIL = 4096
+"""Tokens at the end of a prompt in which its reasoning is looked for."""
 
 _DEFAULT_FIELDS = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 
@@ -43,6 +47,7 @@ class _Branch:
         self._stream = TextStream(tokenizer, params, prompt_token_ids)
         self._tokenizer = tokenizer
         self._is_beam = params.beam is not None
+        self._names_tokens = params.logprob_token_ids is not None
 
     def take(self, delta: TokenDelta) -> str:
         """Add a delta; returns the text that is final now. What comes after a stop string does not count."""
@@ -54,7 +59,8 @@ class _Branch:
         kept = stream.num_tokens - len(output.token_ids)
         output.token_ids.extend(delta.token_ids[:kept])
         if delta.logprobs is not None:
-            output.logprobs = (output.logprobs or []) + [_as_dict(entry, self._tokenizer) for entry in delta.logprobs[:kept]]
+            entries = [_as_dict(entry, self._tokenizer, named=self._names_tokens) for entry in delta.logprobs[:kept]]
+            output.logprobs = (output.logprobs or []) + entries
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(e.logprob for e in delta.logprobs[:kept])
         if self._is_beam:  # its log-probabilities are those after penalties and biases
             output.cumulative_logprob = delta.cumulative_logprob
@@ -92,7 +98,7 @@ class _Pending:
             return ""
         text = branch.take(delta)
         if delta.prompt_logprobs is not None:
-            entries = [_as_dict(entry, self._tokenizer) for entry in delta.prompt_logprobs]
+            entries = [_as_dict(entry, self._tokenizer, named=False) for entry in delta.prompt_logprobs]
             self.result.prompt_logprobs = [None, *entries]
         self.result.num_cached_tokens = delta.num_cached_tokens
         self.result.metrics = delta.metrics or self.result.metrics
@@ -108,27 +114,34 @@ class _Pending:
             result.outputs = [self.branches[i].output for i in best_branches(result.outputs, params.n)]
             for index, output in enumerate(result.outputs):
                 output.index = index
-                output.logprobs = output.logprobs if params.logprobs is not None else None
+                output.logprobs = output.logprobs if params.num_logprobs is not None else None
 
 
-def _as_dict(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
-    """The likeliest tokens in order, the one that stands there among them or last."""
-    found = {
-        token: Logprob(logprob, rank, tokenizer.token_text(token))
-        for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
-    }
-    found.setdefault(entry.token_id, Logprob(entry.logprob, entry.rank, tokenizer.token_text(entry.token_id)))
+def _as_dict(entry: TokenLogprobs, tokenizer: Tokenizer, *, named: bool) -> dict[int, Logprob]:
+    """The likeliest tokens in order, the one that stands there among them or last. With ``named`` that one first, then those
+    that the request names, of which no rank is known."""
+    own = Logprob(entry.logprob, entry.rank, tokenizer.token_text(entry.token_id))
+    found = {entry.token_id: own} if named else {}
+    for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1):
+        found.setdefault(token, Logprob(logprob, None if named else rank, tokenizer.token_text(token)))
+    found.setdefault(entry.token_id, own)
     return found
 
 
 class LLM:
     """A model, ready to generate. Every field of ``octavo.config.EngineConfig`` is a keyword.
 
+    ``reasoning_parser`` says how the model marks its reasoning (``qwen3`` or ``deepseek_r1``): structured outputs then begin
+    behind it, and ``SamplingParams.thinking_token_budget`` can bound it. It stays part of the text.
+
     Raises:
         ConfigError: the configuration cannot work, in one line that says what to change.
     """
 
-    def __init__(self, model: str, **config: Any) -> None:
+    def __init__(self, model: str, *, reasoning_parser: str | None = None, **config: Any) -> None:
+        if reasoning_parser is not None and reasoning_parser not in STYLES:
+            raise ConfigError(f"reasoning_parser must be one of {', '.join(sorted(STYLES))}, got {reasoning_parser!r}")
+        self._style = None if reasoning_parser is None else STYLES[reasoning_parser]
         known = {field.name for field in msgspec.structs.fields(EngineConfig)}
         for name in config:
             if name not in known:
@@ -302,10 +315,14 @@ class LLM:
         text, ids = self._prompt_ids(prompt)
         self._check_against_model(ids, params)
         self._check_grammar(params)
+        thinking = self._thinking(ids, params)
+        if thinking is None and params.thinking_token_budget is not None:  # the prompt has ended the reasoning
+            params = msgspec.structs.replace(params, thinking_token_budget=None)
         request = Request(
             id=f"request-{next(self._request_ids)}",
             prompt_token_ids=ids,
             params=params,
+            thinking=thinking,
             seed=params.seed if params.seed is not None else (self.config.seed << 32) + seed_index,
             arrival_time=time.monotonic(),
             priority=priority,
@@ -313,6 +330,19 @@ class LLM:
         )
         self._engine.add(request)
         return _Pending(request, text, self._tokenizer)
+
+    def _thinking(self, ids: list[int], params: SamplingParams) -> Thinking | None:
+        """How an output that is confined reasons first, if it may."""
+        if not params.is_confined:
+            return None
+        if self._style is None:
+            if params.thinking_token_budget is not None:
+                message = "thinking_token_budget needs LLM(..., reasoning_parser=...), which says how the model reasons"
+                raise ParameterError(message, param="thinking_token_budget")
+            return None
+        text = self._tokenizer.decode(ids[-_LONGEST_TAIL:], skip_special_tokens=False)
+        begun = prompt_leaves_open(text, text) is True
+        return thinking_in(self._style, inside=begun or prompt_leaves_open(text, ""))
 
     def _prompt_ids(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
@@ -334,7 +364,7 @@ class LLM:
             value = getattr(params, name)
             if value is not None and value > most:
                 raise ParameterError(f"{name} must be at most {most}, got {value}.", param=name, value=value)
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
             outside = [token for token in getattr(params, name) or () if token >= vocab_size]
             if outside:
                 raise ParameterError(f"{name} contains out-of-vocabulary ids {outside[:5]}", param=name, value=outside[0])

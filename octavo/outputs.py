@@ -7,7 +7,7 @@ import msgspec
 
 from octavo.step import TokenLogprobs
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 
 class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,8 @@ class BeamState(msgspec.Struct, frozen=True, gc=False):
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one branch of one request. The branch's last delta has a ``finish_reason``, the request's last ``metrics``.
 
-    ``stop_reason`` is the id of the stop token that ended the branch (not set for the model's own end-of-sequence token).
+    ``stop_reason`` is the id of the stop token that ended the branch (not set for the model's own end-of-sequence token), or
+    for the reason "repetition" the text "repetition_detected".
     ``prompt_logprobs`` comes once, on the request's first delta, and begins with the prompt's second token.
 
     Of a beam search there is one delta for each returned beam, best first, when the search ends; before that, if asked for,
@@ -51,10 +52,10 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     branch: int
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     beams: list[BeamState] | None = None
@@ -91,7 +92,8 @@ class Logprob(msgspec.Struct, frozen=True):
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
-    """One generated sequence. ``stop_reason`` is the stop string or stop token id that ended it, else None."""
+    """One generated sequence. ``stop_reason`` is the stop string or stop token id that ended it, or
+    "repetition_detected", else None."""
 
     index: int
     text: str

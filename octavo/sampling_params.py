@@ -16,6 +16,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_PATTERN_SIZE = 4096
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 MAX_TAG_DEPTH = 48
@@ -176,6 +178,28 @@ def _children(node: Any) -> list[Any]:
     return [item for item in items if isinstance(item, dict | list)]
 
 
+class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An output ends once it ends in ``min_count`` copies of a pattern of ``min_pattern_size`` to ``max_pattern_size`` tokens.
+    ``max_pattern_size`` 0 is off, ``min_pattern_size`` 0 is 1. The names are those of vLLM's class of the same name."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        name, largest = "repetition_detection.max_pattern_size", self.max_pattern_size
+        _require(0 <= largest <= MAX_PATTERN_SIZE, f"{name} must be between 0 (disable) and {MAX_PATTERN_SIZE}", name, largest)
+        name, smallest = "repetition_detection.min_pattern_size", self.min_pattern_size
+        _require(0 <= smallest <= largest, f"{name} must be between 0 and max_pattern_size={largest}", name, smallest)
+        name, count = "repetition_detection.min_count", self.min_count
+        _require(not largest or 2 <= count < 2**31, f"{name} must be at least 2", name, count)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The smallest and the largest size of a pattern."""
+        return max(1, self.min_pattern_size), self.max_pattern_size
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are drawn for one request. The names and defaults are those of vLLM's class of the same name.
 
@@ -184,8 +208,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     ``temperature`` 0 is greedy decoding. ``top_k`` 0 or -1 is off. ``seed`` makes the draws reproducible: each is keyed by
     (seed, branch, position), so neither the batch nor the schedule changes them. ``logprobs`` k returns the chosen token's
-    log-probability and the k most likely, taken from the model's logits before any of the filters below.
-    ``structured_outputs`` confines the text.
+    log-probability and the k most likely, taken from the model's logits before any of the filters below; ``logprob_token_ids``
+    returns those of these tokens in the place of the k most likely, whatever k is.
+    ``structured_outputs`` confines the text. After ``thinking_token_budget`` tokens of reasoning its end is forced; -1 is no
+    limit. ``repetition_detection`` ends an output that only repeats itself.
     """
 
     n: int = 1
@@ -207,6 +233,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
@@ -214,6 +241,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -233,6 +262,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _require(self.min_tokens >= 0, "min_tokens must be at least 0", "min_tokens", self.min_tokens)
         ok = self.max_tokens is None or self.min_tokens <= self.max_tokens
         _require(ok, f"min_tokens must be less than or equal to max_tokens={self.max_tokens}", "min_tokens", self.min_tokens)
+        ok = self.thinking_token_budget is None or self.thinking_token_budget >= 0
+        message = "thinking_token_budget must be at least 0, or -1 for no limit"
+        _require(ok, message, "thinking_token_budget", self.thinking_token_budget)
         self._check_lists()
 
     def _check_branches(self) -> None:
@@ -244,6 +276,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _require(self.n <= beam.width, f"n must be at most the beam width {beam.width}", "n", self.n)
             ok = self.structured_outputs is None
             _require(ok, "structured_outputs cannot be combined with beam search", "structured_outputs", beam.width)
+            for name in ("thinking_token_budget", "logprob_token_ids", "repetition_detection"):
+                value = getattr(self, name)
+                _require(value is None, f"{name} cannot be combined with beam search", name, value)
             _require(not self.stop, "stop strings cannot be combined with beam search: use stop_token_ids", "stop", self.stop)
 
     def _normalize(self) -> None:
@@ -252,12 +287,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             value = getattr(self, name)
             if value is not None:
                 msgspec.structs.force_setattr(self, name, tuple(value) or None)
+        if self.logprob_token_ids is not None:
+            msgspec.structs.force_setattr(self, "logprob_token_ids", tuple(dict.fromkeys(self.logprob_token_ids)) or None)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         msgspec.structs.force_setattr(self, "stop", stop or None)
         if self.top_k == -1:
             msgspec.structs.force_setattr(self, "top_k", 0)
-        if self.seed == -1:
-            msgspec.structs.force_setattr(self, "seed", None)
+        if self.repetition_detection is not None and not self.repetition_detection.max_pattern_size:
+            msgspec.structs.force_setattr(self, "repetition_detection", None)
+        for name in ("seed", "thinking_token_budget"):
+            if getattr(self, name) == -1:
+                msgspec.structs.force_setattr(self, name, None)
 
     def _check_lists(self) -> None:
         stop = self.stop or ()
@@ -275,7 +315,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         words = self.bad_words or ()
         _require(len(words) <= MAX_BAD_WORDS, f"bad_words must have at most {MAX_BAD_WORDS} entries", "bad_words", len(words))
         _require("" not in words, "bad_words cannot contain an empty string", "bad_words", "")
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        name, num = "logprob_token_ids", len(self.logprob_token_ids or ())
+        _require(num <= MAX_LOGPROB_TOKEN_IDS, f"{name} must have at most {MAX_LOGPROB_TOKEN_IDS} token ids", name, num)
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             lowest = min(getattr(self, name) or (0,))
             _require(lowest >= 0, f"{name} must not be negative", name, lowest)
         for name in ("logprobs", "prompt_logprobs"):
@@ -291,6 +333,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def num_outputs(self) -> int:
         """Branches that deltas speak of: the ``n`` returned beams, or all that are drawn."""
         return self.n if self.beam is not None else self.num_branches
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives to report beside each drawn token; None is no log-probabilities at all."""
+        return 0 if self.logprobs is None and self.logprob_token_ids else self.logprobs
 
     @property
     def selects(self) -> bool:
@@ -323,7 +370,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def needs_host(self) -> bool:
         """Whether what comes after a draw is decided with the drawn token at hand, so that no draw is planned before that."""
-        return self.needs_history or self.beam is not None or self.structured_outputs is not None
+        return self.needs_history or self.beam is not None or self.is_confined
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether some draws may only give some tokens, because of all tokens before them."""
+        return self.structured_outputs is not None or self.thinking_token_budget is not None
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

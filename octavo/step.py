@@ -71,7 +71,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """Log-probabilities at one position: of the token that stands there, its rank (1 = most likely), and of the likeliest."""
+    """Log-probabilities at one position: of the token that stands there, its rank (1 = most likely), and of the likeliest, or
+    of those that the request names, in its order."""
 
     token_id: int
     logprob: float

@@ -89,6 +89,12 @@ class Tokenizer:
         ids: list[int] = self._tokenizer.encode(_valid(text), add_special_tokens=add_special_tokens).ids
         return ids
 
+    def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[tuple[int, int]]:
+        """For each token of ``encode`` the characters of ``text`` that it stands for, from and up to; (0, 0) for what was put
+        around the text. Raises ParameterError for text that is not valid Unicode."""
+        found: list[tuple[int, int]] = self._tokenizer.encode(_valid(text), add_special_tokens=add_special_tokens).offsets
+        return found
+
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Several texts -> ids of each, on several threads."""
         if len(texts) == 1:  # the library's thread pool is not worth waking up
@@ -133,6 +139,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Messages -> prompt text, by the model's template; encode it with ``add_special_tokens=False``.
@@ -148,6 +155,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
+            documents=documents,
             template_kwargs=template_kwargs,
             special_tokens=self.special_tokens,
         )

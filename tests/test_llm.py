@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo import LLM, RequestOutput, SamplingParams
+from octavo import LLM, RepetitionDetectionParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from octavo.config import ConfigError
 from octavo.sampling_params import ParameterError
 
@@ -205,3 +205,54 @@ def test_what_cannot_work_is_said_in_one_line(smollm2_path: Path, changes: dict[
     with pytest.raises(ConfigError) as caught:
         LLM(model="smollm2", **changes)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_budget_of_reasoning_and_a_form_behind_it(llm: LLM) -> None:
+    form = StructuredOutputsParams(choice=["yes", "no"])
+    params = SamplingParams(temperature=1.0, n=2, seed=1, max_tokens=60, thinking_token_budget=6, structured_outputs=form)
+    with pytest.raises(ParameterError, match="reasoning_parser"):
+        llm.generate("Is 7 prime?", params, use_tqdm=False)
+    with pytest.raises(ConfigError, match="reasoning_parser must be one of"):
+        LLM(model="smollm2", reasoning_parser="other")
+    thinker = LLM(
+        model="smollm2", max_model_len=512, num_gpu_blocks_override=64, max_num_seqs=4, reasoning_parser="deepseek_r1"
+    )
+    try:
+        open_prompt, closed_prompt = thinker.generate(["Is 7 prime?<think>", "<think></think>"], params, use_tqdm=False)
+        for output in open_prompt.outputs:
+            thought, closing, answer = output.text.partition("</think>")
+            assert closing and answer.strip() in ("yes", "no") and output.finish_reason == "stop"
+            assert 1 <= len(llm.get_tokenizer().encode(thought, add_special_tokens=False)) <= 8
+        assert {output.text for output in closed_prompt.outputs} <= {"yes", "no"}
+    finally:
+        thinker.shutdown()
+
+
+def test_logprobs_of_tokens_by_name(llm: LLM) -> None:
+    prompt = "The capital of France is"
+    (known,) = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=4, logprobs=20), use_tqdm=False)
+    likely = known.outputs[0].logprobs or []
+    named = [list(likely[0])[19], 5, next(iter(likely[0])), 5]
+    for logprobs in (None, 0, 3):
+        params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=logprobs, logprob_token_ids=named)
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
+        assert output.outputs[0].token_ids == known.outputs[0].token_ids
+        for token, found, top in zip(output.outputs[0].token_ids, output.outputs[0].logprobs or [], likely, strict=True):
+            assert list(found) == list(dict.fromkeys([token, *named])) and found[token] == top[token]
+            for name in set(found) & set(top):
+                assert found[name].logprob == pytest.approx(top[name].logprob, abs=1e-5)
+            assert found[5].rank is None and found[5].logprob < found[token].logprob
+    with pytest.raises(ParameterError, match="out-of-vocabulary"):
+        llm.generate(prompt, SamplingParams(logprob_token_ids=[10**6]), use_tqdm=False)
+    for bad in ([-1], list(range(129))):
+        with pytest.raises(ParameterError, match="logprob_token_ids"):
+            SamplingParams(logprob_token_ids=bad)
+
+
+def test_an_output_that_repeats_itself(llm: LLM) -> None:
+    watched = RepetitionDetectionParams(max_pattern_size=3, min_count=4)
+    params = SamplingParams(temperature=0.0, max_tokens=40, allowed_token_ids=[500], repetition_detection=watched)
+    (output,) = llm.generate("Say it again", params, use_tqdm=False)
+    found = output.outputs[0]
+    assert found.token_ids == [500] * 4
+    assert (found.finish_reason, found.stop_reason) == ("repetition", "repetition_detected")

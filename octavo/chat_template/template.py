@@ -78,6 +78,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         template_kwargs: Mapping[str, Any] | None,
         special_tokens: Mapping[str, str],
+        documents: Sequence[Mapping[str, Any]] | None = None,
         max_seconds: float = MAX_SECONDS,
         max_characters: int = MAX_OUTPUT_CHARACTERS,
     ) -> str:
@@ -96,7 +97,7 @@ class ChatTemplate:
             **extra,
             "messages": plain,
             "tools": list(tools) if tools else None,
-            "documents": None,
+            "documents": list(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
         text = self._run(chosen.template, variables, seconds=max_seconds, characters=max_characters + len(marker))

@@ -53,6 +53,7 @@ def _fork(parent: Sequence, kv: KVManager, seq_id: int, *, branch: int, seed: in
         group_size=parent.group_size,
         reforks=parent.reforks,
         grammar=parent.grammar.fork() if parent.grammar is not None else None,
+        repetition=parent.repetition.fork() if parent.repetition is not None else None,
     )
     kv.fork(parent, child)
     return child
@@ -60,7 +61,7 @@ def _fork(parent: Sequence, kv: KVManager, seq_id: int, *, branch: int, seed: in
 
 def lacking_masks(groups: Iterable[SequenceGroup]) -> list[tuple[int, Grammar]]:
     """The sequences that can only go on once the mask of their grammar is computed, by id."""
-    sequences = [seq for group in groups if group.params.structured_outputs is not None for seq in group.live]
+    sequences = [seq for group in groups if group.params.is_confined for seq in group.live]
     return [(s.seq_id, s.grammar) for s in sequences if s.grammar is not None and s.grammar.mask is None]
 
 

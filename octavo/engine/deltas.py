@@ -12,7 +12,7 @@ def deltas_of(
     tokens: list[int],
     logprobs: list[TokenLogprobs] | None,
     reason: FinishReason | None,
-    stop_reason: int | None,
+    stop_reason: int | str | None,
     metrics: RequestMetrics | None,
 ) -> list[TokenDelta]:
     """One delta for each branch that ``seq`` stands for: its own, or all that were not aborted when they are equal. What is

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from octavo.request import Thinking
 from octavo.sampling_params import StructuredOutputsParams
 
 MASK_SECONDS = 0.004
@@ -23,6 +24,11 @@ class Grammar(Protocol):
     @property
     def mask(self) -> np.ndarray | None:
         """uint8[*], a bit for every token id, lowest first: 1 where the token may come next. None: not computed yet."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any token may come next, whatever its mask says."""
         ...
 
     @property
@@ -49,9 +55,16 @@ class Grammar(Protocol):
 class GrammarSource(Protocol):
     """Compiles what requests ask for, elsewhere than on the caller's thread."""
 
-    def compile(self, wanted: StructuredOutputsParams, *, ends: bool) -> "Future[Any]":
-        """A ``Grammar``, at its beginning, its first mask computed. With ``ends`` false no mask ever offers an end-of-sequence
-        token."""
+    def compile(
+        self,
+        wanted: StructuredOutputsParams | None,
+        *,
+        ends: bool,
+        thinking: Thinking | None = None,
+        budget: int | None = None,
+    ) -> "Future[Any]":
+        """A ``Grammar``, at its beginning, its first mask computed. With ``ends`` false no mask of ``wanted`` ever offers an
+        end-of-sequence token. ``thinking`` comes before ``wanted``, or before free text, for ``budget`` tokens at the most."""
         ...
 
 
@@ -59,6 +72,7 @@ class NoText:
     """The grammar of a request whose own could not be compiled: it allows nothing, which ends that request in an error."""
 
     is_satisfied = False
+    is_open = False
     mask_seconds = 0.0
 
     def __init__(self) -> None:

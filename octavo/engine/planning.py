@@ -6,6 +6,7 @@ planned counts as computed from then on.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.engine import decoding
 from octavo.engine.counters import Counters
@@ -137,11 +138,16 @@ class Planner:
             sample_rows=tuple(t.row for t in targets),
             seeds=tuple(t.seed for t in targets),
             params=params if targets else None,
-            num_logprobs=(0 if params.selects and params.logprobs is None else params.logprobs) if targets else None,
+            num_logprobs=(0 if params.selects and params.num_logprobs is None else params.num_logprobs) if targets else None,
             history=list(seq.token_ids) if targets and params.needs_history else None,
             bad_words_token_ids=group.request.bad_words_token_ids if targets else (),
             num_prompt_logprobs=params.prompt_logprobs if prompt_targets else None,
             prompt_targets=prompt_targets,
             num_candidates=group.search.num_candidates if group.search and targets else 0,
-            token_mask=targets[0].grammar.mask if targets and targets[0].grammar is not None else None,
+            token_mask=_mask_of(targets[0]) if targets else None,
         )
+
+
+def _mask_of(seq: Sequence) -> Any:
+    """What may be drawn next; None is everything."""
+    return None if seq.grammar is None or seq.grammar.is_open else seq.grammar.mask

@@ -97,7 +97,7 @@ class Residence:
         live = group.live
         group.num_preemptions += 1
         self._counters.preemptions += 1
-        if self._should_swap(live):
+        if self._price_of_swapping(live) is not None:
             self._kv.swap_out(live)
             group.num_swaps += 1
             self.enqueue(group, GroupStatus.SWAPPED)
@@ -111,14 +111,13 @@ class Residence:
             group.prompt_logprobs = None
         self.enqueue(group, GroupStatus.WAITING)
 
-    def _should_swap(self, live: list[Sequence]) -> bool:
-        num_blocks = self._kv.num_distinct_blocks(live)
-        if self._config.preemption_mode == "recompute" or not 0 < num_blocks <= self._kv.host.num_free:
-            return False
-        if self._config.preemption_mode == "swap":
-            return True
-        num_tokens = num_blocks * self._kv.block_size
-        return self.swap_cost.prefers_swap(num_blocks=num_blocks, num_tokens=num_tokens)
+    def _price_of_swapping(self, live: list[Sequence]) -> float | None:
+        """What it takes to move a group out and in, as a part of computing it again. None: it is to be computed again."""
+        num_blocks, mode = self._kv.num_distinct_blocks(live), self._config.preemption_mode
+        if mode == "recompute" or not 0 < num_blocks <= self._kv.host.num_free:
+            return None
+        part = self.swap_cost.part_of_recomputing(num_blocks=num_blocks, num_tokens=num_blocks * self._kv.block_size)
+        return part if part < 1.0 or mode == "swap" else None
 
     # ------------------------------------------------------------------------------------------------------------- beginning
 
@@ -140,11 +139,8 @@ class Residence:
     def _cost_of_yielding(self) -> float:
         """What it will take to bring the last group back when it has yielded, as a part of computing it again. Who comes back
         for nothing may yield often; else room is left for what runs to grow, or groups would come and go."""
-        live = self.running[-1].live
-        if not self._should_swap(live):
-            return 1.0
-        num_blocks = self._kv.num_distinct_blocks(live)
-        return self.swap_cost.part_of_recomputing(num_blocks=num_blocks, num_tokens=num_blocks * self._kv.block_size)
+        price = self._price_of_swapping(self.running[-1].live)
+        return 1.0 if price is None else price
 
     def _resume(self, group: SequenceGroup, slack: int) -> bool:
         needed = self._kv.num_to_swap_in(group.live) + len(group.live) * bool(self.running)

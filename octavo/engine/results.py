@@ -127,7 +127,7 @@ class Results:
     ) -> None:
         """Hand new tokens, the first of which has index ``position``, to the client, up to the one that ends the sequence; with
         a ``reason`` it ends without one."""
-        stop_reason = None
+        stop_reason: int | str | None = None
         for i in range(len(tokens)):
             reason, stop_reason = finish_reason(group, seq, position + i + 1, self._eos_token_ids)
             if reason is not None:

@@ -19,6 +19,7 @@ from octavo.engine.deltas import request_metrics
 from octavo.engine.grammar import Grammar, GrammarSource, MaskBudget, NoText
 from octavo.engine.limits import Limits
 from octavo.engine.planning import Planner, Step
+from octavo.engine.repetition import RepetitionWatch
 from octavo.engine.residence import Residence
 from octavo.engine.results import Results
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup, branch_seed
@@ -29,7 +30,7 @@ from octavo.memory.slots import KVSlots
 from octavo.metrics import EngineStats
 from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
-from octavo.sampling_params import ParameterError, SamplingParams
+from octavo.sampling_params import ParameterError
 from octavo.step import ModelOutput, SchedulerOutput
 
 LOOK_AHEAD = 16
@@ -117,17 +118,22 @@ class Scheduler:
             max_len=limit,
             group_size=num_sequences,
             reforks=params.beam is not None,
+            repetition=None if params.repetition_detection is None else RepetitionWatch(params.repetition_detection),
         )
         group.sequences.append(first)
-        if params.structured_outputs is not None:
-            group.compiling = self._compile(params)
+        if params.is_confined:
+            group.compiling = self._compile(request)
         self._residence.add(group)
 
-    def _compile(self, params: SamplingParams) -> "Future[Grammar]":
-        if self._grammars is None or params.structured_outputs is None:
-            message = "structured_outputs are not available: this engine was built without a vocabulary"
-            raise ParameterError(message, param="structured_outputs")
-        return self._grammars.compile(params.structured_outputs, ends=not params.ignore_eos)
+    def _compile(self, request: Request) -> "Future[Grammar]":
+        params, budget = request.params, request.params.thinking_token_budget
+        name = "structured_outputs" if params.structured_outputs is not None else "thinking_token_budget"
+        if self._grammars is None:
+            raise ParameterError(f"{name} is not available: this engine was built without a vocabulary", param=name)
+        if budget is not None and request.thinking is None:
+            raise ParameterError("thinking_token_budget needs a request that says how it reasons", param=name)
+        form, ends = params.structured_outputs, not params.ignore_eos
+        return self._grammars.compile(form, ends=ends, thinking=request.thinking, budget=budget)
 
     def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None:
         """End a request, or one branch of it, at once; unknown ids are ignored. No delta is sent for what is aborted.

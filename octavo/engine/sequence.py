@@ -10,6 +10,7 @@ from enum import Enum
 
 from octavo.engine.beam import BeamSearchState
 from octavo.engine.grammar import Grammar
+from octavo.engine.repetition import RepetitionWatch
 from octavo.memory.block_pool import Block
 from octavo.memory.kv_cache_manager import KVUsage
 from octavo.request import Request
@@ -61,6 +62,7 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
     grammar: Grammar | None = None
+    repetition: RepetitionWatch | None = None
     finished: bool = False
     blocks: list[Block] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)

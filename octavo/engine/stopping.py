@@ -1,4 +1,5 @@
-"""When a sequence ends: end-of-sequence token, stop token, length. Stop strings belong to the API, which has the text."""
+"""When a sequence ends: end-of-sequence token, stop token, length, repetition. Stop strings belong to the API, which has the
+text."""
 
 from octavo.engine.sequence import Sequence, SequenceGroup
 from octavo.outputs import FinishReason
@@ -7,8 +8,9 @@ from octavo.sampling_params import SamplingParams
 
 def finish_reason(
     group: SequenceGroup, seq: Sequence, num_tokens: int, eos_token_ids: frozenset[int]
-) -> tuple[FinishReason | None, int | None]:
+) -> tuple[FinishReason | None, int | str | None]:
     """Whether ``seq`` ends with its token number ``num_tokens`` (prompt included), and the stop token if one was the cause.
+    Asked once for each token, in order.
 
     A token below zero means that the worker could not draw one from this sequence's logits: an error, unless the sequence's
     grammar is satisfied and it was the request that left no token to end with.
@@ -18,14 +20,16 @@ def finish_reason(
     if token < 0:
         satisfied = seq.grammar is not None and seq.grammar.is_satisfied
         return ("stop" if satisfied and not _may_end(params, num_tokens - seq.prompt_len - 1, eos_token_ids) else "error"), None
-    if num_tokens - seq.prompt_len >= params.min_tokens:
+    repeats = seq.repetition is not None and seq.repetition.push(token)
+    may_stop = num_tokens - seq.prompt_len >= params.min_tokens
+    if may_stop:
         if not params.ignore_eos and token in eos_token_ids:
             return "stop", None
         if params.stop_token_ids and token in params.stop_token_ids:
             return "stop", token
     if num_tokens >= group.max_tokens_total:
         return "length", None
-    return None, None
+    return ("repetition", "repetition_detected") if repeats and may_stop else (None, None)
 
 
 def ends_with_grammar(group: SequenceGroup, seq: Sequence, token: int, eos_token_ids: frozenset[int]) -> bool:

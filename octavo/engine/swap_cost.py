@@ -26,10 +26,7 @@ class SwapCost:
         if plan.num_tokens >= MANY_TOKENS:
             self._seconds_per_token += WEIGHT * (output.timings.forward / plan.num_tokens - self._seconds_per_token)
 
-    def prefers_swap(self, *, num_blocks: int, num_tokens: int) -> bool:
-        return 2 * num_blocks * self._seconds_per_block <= num_tokens * self._seconds_per_token
-
     def part_of_recomputing(self, *, num_blocks: int, num_tokens: int) -> float:
-        """What moving out and in takes of the time to compute the tokens again, 1 at most."""
+        """What moving out and in takes of the time to compute the tokens again, 1 at most: then it is no cheaper."""
         moving, computing = 2 * num_blocks * self._seconds_per_block, num_tokens * self._seconds_per_token
         return moving / computing if moving < computing else 1.0

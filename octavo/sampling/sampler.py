@@ -134,13 +134,23 @@ class Sampler:
         asked = [i for i, row in enumerate(rows) if row.num_logprobs is not None and tokens[i] != INVALID_TOKEN]
         if not asked:
             return found
-        most = max(rows[i].num_logprobs or 0 for i in asked)
+        most = max(1 if rows[i].params.logprob_token_ids else rows[i].num_logprobs or 0 for i in asked)
         entries = self._top(logits, [rows[i].logits_row for i in asked], [tokens[i] for i in asked], most)
         for i, entry in zip(asked, entries, strict=True):
             num = rows[i].num_logprobs or 0
-            top = entry.top_ids[:num], entry.top_logprobs[:num]
+            if (named := rows[i].params.logprob_token_ids) is not None:
+                top = self._named(logits, rows[i].logits_row, entry, named)
+            else:
+                top = entry.top_ids[:num], entry.top_logprobs[:num]
             found[i] = TokenLogprobs(entry.token_id, entry.logprob, entry.rank, *top)
         return found
+
+    def _named(self, logits: Array, index: int, entry: TokenLogprobs, named: Sequence[int]) -> tuple[list[int], list[float]]:
+        """The log-probabilities of these tokens, from that of the likeliest and their distance to it."""
+        ids = [token for token in named if token < self._vocab_size]
+        values = self._on_host(self._gather(logits, [index]))[0].astype(np.float64)
+        shifted = values[ids] - values[entry.top_ids[0]] + entry.top_logprobs[0]
+        return ids, np.where(np.isnan(shifted), -np.inf, shifted).astype(np.float32).tolist()
 
     def _top(self, logits: Array, indices: list[int], chosen: list[int], num: int) -> list[TokenLogprobs]:
         if not indices:

@@ -15,6 +15,7 @@ from octavo.server.chat import Chat
 from octavo.server.completions import Completions
 from octavo.server.gate import Gate
 from octavo.server.invocations import Invocations
+from octavo.server.items.route import Items
 from octavo.server.replies import json_response
 from octavo.server.responses import ModelCard, ModelList, ModelPermission, ServerLoad, Version
 from octavo.server.service import Service
@@ -96,7 +97,13 @@ def _answer(code: int, body: dict[str, object]) -> Response:
 def routes(service: Service) -> list[Route]:
     """Every route. ``openapi`` describes the same."""
     probes, facts, tokens = Probes(service), Facts(service), Tokenization(service)
-    completions, chat = Completions(service).handle, Chat(service).handle
+    completions, chats = Completions(service).handle, Chat(service)
+    chat = chats.handle
+    described = [
+        Route("/openapi.json", facts.openapi, methods=["GET"]),
+        Route("/docs", facts.docs, methods=["GET"]),
+        Route("/redoc", facts.docs, methods=["GET"]),
+    ]
     return [
         Route("/health", probes.health, methods=["GET"]),
         Route("/ping", probes.health, methods=["GET", "POST"]),
@@ -106,12 +113,12 @@ def routes(service: Service) -> list[Route]:
         Route("/version", facts.version, methods=["GET"]),
         Route("/load", facts.load, methods=["GET"]),
         Route("/metrics", facts.metrics, methods=["GET"]),
-        Route("/openapi.json", facts.openapi, methods=["GET"]),
-        Route("/docs", facts.docs, methods=["GET"]),
+        *([] if service.options.disable_fastapi_docs else described),
         Route("/v1/models", facts.models, methods=["GET"]),
         Route("/v1/models/{model:path}", facts.model, methods=["GET"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/responses", Items(service, chats).handle, methods=["POST"]),
         Route("/invocations", Invocations(service, {"messages": chat, "prompt": completions}).handle, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),

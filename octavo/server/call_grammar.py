@@ -1,7 +1,7 @@
 """What an output must be so that the calls in it are valid by the schemas of their functions.
 
-Owns the JSON schemas and the grammars (Lark as llguidance reads it) that confine a call which the request forces, behind the
-model's reasoning if it thinks, and one that the model decides on, if its function is ``strict``.
+Owns the JSON schemas and the grammars (Lark as llguidance reads it) that confine a call which the request forces, and one that
+the model decides on, if its function is ``strict``. Knows nothing of the reasoning that may come before.
 """
 
 import json
@@ -10,7 +10,6 @@ from typing import Any
 
 from octavo.sampling_params import ParameterError, StructuredOutputsParams
 from octavo.server import errors
-from octavo.server.reasoning import CLOSE, OPEN
 from octavo.server.structured import Wanted
 from octavo.server.tool_choice import Function, Tools
 from octavo.server.tools import Format
@@ -21,22 +20,15 @@ _OF_VALUES = ("enum", "const", "default", "examples")
 _SAYS_MORE = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"}) | frozenset(
     {"$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"}
 )
-_THOUGHT = f'thought[suffix="{CLOSE}"]: ANY\nANY: /(.|\\n)*/\nSPACE: /[ \\n\\r\\t]{{0,8}}/\n'
 
 
-def forced_output(tools: Tools, *, thinks: bool, tagged: bool) -> StructuredOutputsParams:
-    """What the output has to be when it has to be a call. With ``thinks`` reasoning comes first; ``tagged``: if it begins with
-    the tag, else it may come without. Raises ``ApiError`` 400 when the schemas together are too much."""
-    schema = forced_schema(tools)
+def forced_output(tools: Tools) -> StructuredOutputsParams:
+    """What the answer has to be when it has to be a call. Raises ``ApiError`` 400 when the schemas together are too much."""
     try:
-        confined = StructuredOutputsParams(json=schema)
+        return StructuredOutputsParams(json=forced_schema(tools))
     except ParameterError as error:
         told = str(error).removeprefix("structured_outputs.json ")
         raise errors.invalid(f"The functions that `tool_choice` allows make one JSON schema, which {told}", "tools") from None
-    if not thinks:
-        return confined
-    first = f'("{OPEN}" thought)?' if tagged else "thought"
-    return StructuredOutputsParams(grammar=f"start: {first} SPACE answer\n{_THOUGHT}answer: {_json(schema)}\n")
 
 
 def strict_output(tools: Tools, written: Format) -> StructuredOutputsParams | None:

@@ -6,23 +6,24 @@ call or content in a text is ``chat_text``'s to say.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo.server import aside, body, errors, sse
+from octavo.server import aside, body, errors, params, sse, structured
 from octavo.server.aside import MANY_BYTES
 from octavo.server.call_grammar import check_calls
 from octavo.server.chat_plan import ChatPlan, call_format, plan_answer
 from octavo.server.chat_text import ChatText, TextDelta, TextPlan
+from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import ChatRequest
-from octavo.server.replies import Envelope, Usages, beams_of, stream, whole
+from octavo.server.replies import Answer, Envelope, Usages, beams_of, offsets_of, stream, whole
 from octavo.server.responses import (
     ChatChoice,
     ChatChunk,
@@ -40,6 +41,11 @@ from octavo.server.tool_choice import Tools, read_tools
 from octavo.server.tools import Format
 from octavo.step import TokenLogprobs
 
+MAX_DOCUMENTS = 1024
+"""Their size is that of the body, and of what a template may write, at the most."""
+Shape: TypeAlias = Callable[[ChatRequest, Prompt, Envelope, LogprobFormat, TextPlan], Answer]
+"""What begins an answer in the form of one of the APIs."""
+
 
 class Chat:
     """The route. One instance serves all requests and keeps nothing between them."""
@@ -48,51 +54,64 @@ class Chat:
         self._service = service
 
     async def handle(self, http: HttpRequest) -> Response:
+        request, warnings = await body.read(http.scope, http.receive, ChatRequest, self._service.options)
+        return await self.answer(http, request, warnings, prefix="chatcmpl", shape=ChatAnswer)
+
+    async def answer(
+        self, http: HttpRequest, request: ChatRequest, warnings: list[str], *, prefix: str, shape: Shape
+    ) -> Response:
+        """Generates what ``request`` asks for and answers in ``shape``; ``prefix`` begins the response's id."""
         service = self._service
-        request, warnings = await body.read(http.scope, http.receive, ChatRequest, service.options)
         frontend = service.loaded()
-        envelope = service.accept(http, request, prefix="chatcmpl", warnings=warnings)
+        envelope = service.accept(http, request, prefix=prefix, warnings=warnings)
         is_large = http.scope["state"]["body_bytes"] > MANY_BYTES
         tools = await aside.run(is_large, read_tools, request)
         written = call_format(tools, service.options, frontend.call_format)
         template_kwargs = _template_kwargs(request, frontend)
         envelope.warn(_without_effect(request, tools, written, frontend))
-        await service.check_form(request)
+        await service.check_form(request, http)
         prompt = await self._prompt(request, tools, template_kwargs)
         plan = await aside.run(is_large, self._plan, request, tools, written, prompt)
         if tools is not None and plan.structured_outputs is not None:
-            await check_calls(plan.structured_outputs, tools, frontend.grammars.check)
-        generation = service.generation(
+            await check_calls(plan.structured_outputs, tools, service.form_check(http))
+        generation = await service.generation(
             request,
             [prompt],
             http=http,
             request_id=envelope.id,
             prompt_logprobs=request.prompt_logprobs,
             structured_outputs=plan.structured_outputs,
+            thinking=[plan.thinking],
         )
         formatter = LogprobFormat(
-            frontend.tokenizer, top=request.top_logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)
+            frontend.tokenizer,
+            top=params.num_alternatives(request),
+            as_token_ids=bool(request.return_tokens_as_token_ids),
+            named=bool(request.logprob_token_ids),
         )
-        answer = ChatAnswer(request, prompt, envelope, formatter, plan.text)
+        answer = shape(request, prompt, envelope, formatter, plan.text)
         generation.submit()
         if request.stream:
-            return await self._streamed(generation, answer)
+            return await self._streamed(generation, answer, request.stream_interval)
         async with sse.watch_client(http.receive, generation.client_gone):
-            alternatives = max(request.top_logprobs or 0, request.prompt_logprobs or 0)
+            alternatives = max(params.num_alternatives(request), request.prompt_logprobs or 0)
             return await whole(answer, generation, alternatives=alternatives)
 
-    async def _streamed(self, generation: Generation, answer: "ChatAnswer") -> Response:
+    async def _streamed(self, generation: Generation, answer: Answer, interval: int | None) -> Response:
         try:
             await generation.answered()
         except Exception:
             generation.close()
             raise
-        events = stream(answer, generation, self._service.log)
+        events = stream(answer, generation, self._service.log, interval=interval)
         return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
 
     def _plan(self, request: ChatRequest, tools: Tools | None, written: Format | None, prompt: Prompt) -> ChatPlan:
         continued = _final_text(request) if request.continue_final_message else ""
-        style = self._service.options.reasoning_parser
+        options = self._service.options
+        style = options.reasoning_parser
+        if options.structured_outputs_in_reasoning and structured.wanted(request) is not None:
+            style = None
         plan = plan_answer(request, tools, written, prompt=prompt.text or "", continued=continued, style=style)
         if plan.shows_special_tokens and request.skip_special_tokens is None:
             request.skip_special_tokens = False
@@ -101,15 +120,21 @@ class Chat:
     async def _prompt(self, request: ChatRequest, tools: Tools | None, template_kwargs: dict[str, Any] | None) -> Prompt:
         if not request.messages:
             raise errors.invalid("messages must not be empty.", "messages")
+        if len(request.documents or ()) > MAX_DOCUMENTS:
+            message = f"documents must have at most {MAX_DOCUMENTS} entries, got {len(request.documents or ())}."
+            raise errors.invalid(message, "documents")
         text = await self._service.render(
             request.messages,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             template_kwargs=template_kwargs,
             tools=None if tools is None else tools.definitions,
+            documents=request.documents,
         )
-        (ids,) = await self._service.encode_prompts([text], request, special=bool(request.add_special_tokens))
-        return Prompt(text, ids)
+        special = bool(request.add_special_tokens)
+        (ids,) = await self._service.encode_prompts([text], request, special=special)
+        (offsets,) = await self._service.prompt_offsets([text], request, special=special)
+        return Prompt(text, ids, offsets)
 
 
 def _template_kwargs(request: ChatRequest, frontend: Frontend) -> dict[str, Any] | None:
@@ -132,6 +157,8 @@ def _without_effect(request: ChatRequest, tools: Tools | None, written: Format |
         found.append("`reasoning_effort` has no effect: this model's chat template does not use it")
     if tools is not None and not _template_reads(frontend, "tools", with_tools=True):
         found.append("this model's chat template does not show `tools` to the model")
+    if request.documents and not _template_reads(frontend, "documents", with_tools=tools is not None):
+        found.append("this model's chat template does not show `documents` to the model")
     strict = tools is not None and tools.choice == "auto" and any(function.strict for function in tools.functions)
     if strict and written is not None and written.grammar is None:
         found.append("`strict` has no effect on calls that the model decides on: its form of calls has no grammar here")
@@ -157,18 +184,24 @@ class ChatAnswer:
         self._envelope = envelope
         self._format = formatter
         self._plan = plan
+        self._reports_logprobs = params.requested_logprobs(request) is not None
         n = request.n or 1
         self._parts: list[list[ChoiceUpdate]] = [[] for _ in range(n)]
         self._texts = [ChatText(plan) for _ in range(n)]
         self._begun = [False] * n
         self._content_events: dict[int, sse.TextEvents] = {}
-        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: Sequence[TokenLogprobs] = []
         self._usages = Usages([len(prompt.token_ids)], n, details=envelope.cached_details)
 
     def collect(self, updates: Sequence[ChoiceUpdate]) -> None:
         for update in updates:
             self._note(update)
             self._parts[update.index].append(update)
+
+    def forget(self) -> None:
+        for parts in self._parts:
+            while parts:
+                parts.pop()
 
     def whole(self) -> ChatResponse:
         """The response, when every choice is complete."""
@@ -182,6 +215,7 @@ class ChatAnswer:
             usage=self._usages.total(),
             prompt_logprobs=None if request.prompt_logprobs is None else self._format.prompt(self._prompt_logprobs),
             prompt_token_ids=self._prompt.token_ids if request.return_token_ids else None,
+            prompt_token_offsets=offsets_of(self._prompt, request),
             prompt_text=self._prompt.text if request.return_prompt_text else None,
             warnings=envelope.warnings,
         )
@@ -234,7 +268,7 @@ class ChatAnswer:
         )
 
     def _logprobs(self, parts: Sequence[ChoiceUpdate]) -> ChatLogprobs | None:
-        if not self._request.logprobs:
+        if not self._reports_logprobs:
             return None
         return self._format.chat(entry for part in parts for entry in part.logprobs or [])
 
@@ -244,7 +278,7 @@ class ChatAnswer:
 
     def _worth_a_chunk(self, update: ChoiceUpdate, delta: TextDelta) -> bool:
         """A token whose text is held back changes nothing that the client can see, unless it asked for tokens."""
-        shows_tokens = bool(self._request.logprobs or self._request.return_token_ids)
+        shows_tokens = self._reports_logprobs or bool(self._request.return_token_ids)
         return bool(delta) or update.finish_reason is not None or (shows_tokens and bool(update.token_ids))
 
     def _first_events(self, index: int) -> list[bytes]:
@@ -254,6 +288,7 @@ class ChatAnswer:
         role = ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))
         chunk = self._new_chunk(role)
         chunk.prompt_token_ids = self._prompt.token_ids if request.return_token_ids else None
+        chunk.prompt_token_offsets = offsets_of(self._prompt, request)
         chunk.prompt_text = self._prompt.text if request.return_prompt_text else None
         chunk.warnings = self._envelope.once()
         chunk.usage = self._usage_so_far(index)
@@ -286,7 +321,7 @@ class ChatAnswer:
     def _content_alone(self) -> bool:
         """Whether nothing but the content differs from one chunk of a choice to the next, its first and its last aside."""
         request = self._request
-        return not (request.logprobs or request.return_token_ids or isinstance(self._usage_so_far(0), Usage))
+        return not (self._reports_logprobs or request.return_token_ids or isinstance(self._usage_so_far(0), Usage))
 
     def _content_event(self, index: int, content: str) -> bytes:
         """What ``_chunk`` would make of an update whose content alone is new."""
@@ -322,3 +357,6 @@ class ChatAnswer:
         chunk.usage = self._usages.total()
         chunk.system_fingerprint = self._envelope.fingerprint
         return sse.event(chunk) + sse.DONE
+
+    def failure_events(self, error: ApiError) -> bytes:
+        return sse.failure(error)

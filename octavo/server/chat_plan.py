@@ -9,34 +9,30 @@ from functools import partial
 
 import msgspec
 
+from octavo.request import Thinking
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.server import errors, structured
 from octavo.server.call_grammar import forced_output, strict_output
 from octavo.server.chat_text import TextPlan
 from octavo.server.options import ServerOptions
 from octavo.server.protocol import ChatRequest
-from octavo.server.reasoning import STYLES, ReasoningSplitter, ReasoningStyle, prompt_leaves_open
+from octavo.server.reasoning import STYLES, ReasoningSplitter, prompt_leaves_open
 from octavo.server.tool_choice import Tools
 from octavo.server.tools import PARSERS, Format
 from octavo.server.tools.events import Parser
 from octavo.server.tools.forced import NamedParser, RequiredParser
-from octavo.structured.tags import has_free_text, read_tags
+from octavo.structured.reasoning import thinking_in
 
 
 class ChatPlan(msgspec.Struct, frozen=True):
-    """``structured_outputs`` confine the output for the sake of the calls in it, and go before what the request itself asks its
-    text to be. ``shows_special_tokens``: the marker of calls is one, and has to be in the text."""
+    """``structured_outputs`` confine the answer for the sake of the calls in it, and go before what the request itself asks its
+    text to be. ``thinking`` is what the output begins with, if it is to be told apart and is not over yet.
+    ``shows_special_tokens``: the marker of calls is one, and has to be in the text."""
 
     text: TextPlan
     structured_outputs: StructuredOutputsParams | None
+    thinking: Thinking | None
     shows_special_tokens: bool
-
-
-class _Thinking(msgspec.Struct, frozen=True):
-    """How an answer reasons. ``inside`` is what ``prompt_leaves_open`` says."""
-
-    style: ReasoningStyle
-    inside: bool | None
 
 
 def call_format(tools: Tools | None, options: ServerOptions, detected: str | None) -> Format | None:
@@ -55,26 +51,20 @@ def plan_answer(
     """``continued`` is the message that the answer goes on with, "" if it is a new one; ``style`` is the name of the model's
     reasoning, None where it is not to be told apart. Raises ``ApiError`` 400."""
     forced = tools is not None and tools.forced
-    form = None if forced else structured.wanted(request)
-    own_form = form is not None
-    thinking = None
-    if style is not None and (form is None or _has_free_text(form.params)):  # no reasoning where all text has a form
-        thinking = _Thinking(STYLES[style], prompt_leaves_open(prompt, continued))
+    own_form = not forced and structured.wanted(request) is not None
+    inside = None if style is None else prompt_leaves_open(prompt, continued)
     text = TextPlan(
-        splitter=None if thinking is None else partial(ReasoningSplitter, thinking.style, inside=thinking.inside),
+        splitter=None if style is None else partial(ReasoningSplitter, STYLES[style], inside=inside),
         parser=_parser(tools, written),
         include_reasoning=request.include_reasoning is not False,
         max_calls=1 if tools is not None and not tools.parallel else None,
         short_ids=written is not None and written.short_ids,
         reports_calls=tools is not None and tools.choice in ("auto", "required"),
     )
-    confined = None if own_form or request.use_beam_search else _confined(tools, written, thinking)
+    confined = None if own_form or request.use_beam_search else _confined(tools, written)
+    thinking = None if style is None else thinking_in(STYLES[style], inside=inside)
     special = tools is not None and tools.choice == "auto" and written is not None and written.special
-    return ChatPlan(text, confined, special)
-
-
-def _has_free_text(form: StructuredOutputsParams) -> bool:
-    return form.structural_tag is not None and has_free_text(read_tags(msgspec.json.decode(form.structural_tag)).format)
+    return ChatPlan(text, confined, thinking, special)
 
 
 def _parser(tools: Tools | None, written: Format | None) -> Callable[[], Parser] | None:
@@ -87,11 +77,9 @@ def _parser(tools: Tools | None, written: Format | None) -> Callable[[], Parser]
     return None if written is None else partial(written.parser, tools.names)
 
 
-def _confined(tools: Tools | None, written: Format | None, thinking: _Thinking | None) -> StructuredOutputsParams | None:
+def _confined(tools: Tools | None, written: Format | None) -> StructuredOutputsParams | None:
     if tools is None or tools.choice == "none":
         return None
     if tools.forced:
-        thinks = thinking is not None and thinking.inside is not False
-        tagged = thinking is not None and thinking.inside is None and not thinking.style.implied
-        return forced_output(tools, thinks=thinks, tagged=tagged)
+        return forced_output(tools)
     return None if written is None else strict_output(tools, written)

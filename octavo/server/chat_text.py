@@ -37,11 +37,12 @@ PLAIN = TextPlan()
 
 
 class TextDelta(msgspec.Struct):
-    """What a piece of text adds to an answer."""
+    """What a piece of text adds to an answer. ``calls_first``: its content comes after its calls."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = msgspec.field(default_factory=list)
+    calls_first: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.tool_calls)
@@ -61,6 +62,11 @@ class ChatText:
     def called(self) -> bool:
         """Whether there has been a call."""
         return self._num_calls > 0
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends inside the reasoning."""
+        return self._splitter is not None and self._splitter.thinking
 
     def push(self, text: str, *, last: bool) -> TextDelta:
         """What ``text`` settles, with ``last`` everything."""
@@ -87,6 +93,7 @@ class ChatText:
     def _read(self, events: Iterable[Event], delta: TextDelta) -> None:
         for event in events:
             if isinstance(event, Content):
+                delta.calls_first = delta.calls_first or bool(delta.tool_calls and not delta.content)
                 delta.content += self._seams.content(event.text)
                 continue
             if isinstance(event, CallStart):

@@ -9,16 +9,20 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from octavo.request import Thinking
 from octavo.server import aside, body, errors, params, sse
 from octavo.server.aside import MANY_ENTRIES
+from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import CompletionRequest
-from octavo.server.replies import Envelope, Usages, beams_of, json_response, stream, whole
+from octavo.server.reasoning import STYLES, prompt_leaves_open
+from octavo.server.replies import Envelope, Usages, beams_of, json_response, offsets_of, stream, whole
 from octavo.server.responses import (
     CompletionChoice,
     CompletionChunk,
@@ -28,6 +32,10 @@ from octavo.server.responses import (
 )
 from octavo.server.service import Service
 from octavo.step import TokenLogprobs
+from octavo.structured.reasoning import thinking_in
+
+LONGEST_TAIL = 4096
+"""Tokens at the end of a prompt in which its reasoning is looked for."""
 
 
 class Completions:
@@ -41,41 +49,68 @@ class Completions:
         request, warnings = await body.read(http.scope, http.receive, CompletionRequest, service.options)
         frontend = service.loaded()
         envelope = service.accept(http, request, prefix="cmpl", warnings=warnings)
-        await service.check_form(request)
+        await service.check_form(request, http)
         prompts = await self._prompts(request)
         answer = CompletionAnswer(
             request,
             prompts,
             envelope,
-            LogprobFormat(frontend.tokenizer, top=request.logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)),
+            LogprobFormat(
+                frontend.tokenizer,
+                top=params.num_alternatives(request),
+                as_token_ids=bool(request.return_tokens_as_token_ids),
+                named=bool(request.logprob_token_ids),
+            ),
         )
-        generation = service.generation(
-            answer.computed_request(), prompts, http=http, request_id=envelope.id, prompt_logprobs=answer.num_prompt_logprobs
+        generation = await service.generation(
+            answer.computed_request(),
+            prompts,
+            http=http,
+            request_id=envelope.id,
+            prompt_logprobs=answer.num_prompt_logprobs,
+            thinking=[self._thinking(request, prompt) for prompt in prompts],
         )
         if answer.prompt_only and answer.num_prompt_logprobs is None:
             return answer.echo_only(service.options.write_timeout)
         generation.submit()
         if request.stream:
-            return await self._streamed(generation, answer)
+            return await self._streamed(generation, answer, request.stream_interval)
         async with sse.watch_client(http.receive, generation.client_gone):
-            alternatives = max(request.logprobs or 0, answer.num_prompt_logprobs or 0)
+            alternatives = max(params.num_alternatives(request), answer.num_prompt_logprobs or 0)
             return await whole(answer, generation, alternatives=alternatives)
 
-    async def _streamed(self, generation: Generation, answer: "CompletionAnswer") -> Response:
+    async def _streamed(self, generation: Generation, answer: "CompletionAnswer", interval: int | None) -> Response:
         try:
             await generation.answered()
         except Exception:
             generation.close()
             raise
-        events = stream(answer, generation, self._service.log)
+        events = stream(answer, generation, self._service.log, interval=interval)
         return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
+
+    def _thinking(self, request: CompletionRequest, prompt: Prompt) -> Thinking | None:
+        """How an output reasons, if that is to be bounded, or if the prompt has begun it: a form of the text then waits for its
+        end. Else a form holds from the first token on, because nothing is told apart here."""
+        style = self._service.options.reasoning_parser
+        if style is None:
+            return None
+        tail = prompt.token_ids[-LONGEST_TAIL:]
+        text = _decode(self._service.loaded().tokenizer, tail, self._service.loaded().limits.vocab_size)
+        begun = prompt_leaves_open(text, text) is True
+        inside = begun or prompt_leaves_open(text, "")
+        if not begun and request.thinking_token_budget in (None, -1):
+            return None
+        return thinking_in(STYLES[style], inside=inside)
 
     async def _prompts(self, request: CompletionRequest) -> list[Prompt]:
         most = self._service.options.max_prompts
         texts, ids = await aside.run(_is_long(request.prompt, most), split_prompts, request.prompt, most)
         limits = self._service.loaded().limits
+        offsets: Sequence[list[tuple[int, int]] | None] = [None] * len(ids)
         if texts is not None:
-            cut = await self._service.encode_prompts(texts, request, special=request.add_special_tokens is not False)
+            special = request.add_special_tokens is not False
+            cut = await self._service.encode_prompts(texts, request, special=special)
+            offsets = await self._service.prompt_offsets(texts, request, special=special)
         else:
             cut = [params.truncated(token_ids, request, limits) for token_ids in ids]
         shown: list[str | None] = [None] * len(cut)
@@ -85,7 +120,7 @@ class Completions:
             tokenizer = self._service.loaded().tokenizer
             is_much = sum(map(len, cut)) > MANY_ENTRIES
             shown = await aside.run(is_much, lambda: [_decode(tokenizer, token_ids, limits.vocab_size) for token_ids in cut])
-        return [Prompt(text, token_ids) for text, token_ids in zip(shown, cut, strict=True)]
+        return [Prompt(*parts) for parts in zip(shown, cut, offsets, strict=True)]
 
 
 def _decode(tokenizer: Any, token_ids: list[int], vocab_size: int) -> str:
@@ -140,9 +175,10 @@ class CompletionAnswer:
         self._parts: list[list[ChoiceUpdate]] = [[] for _ in range(len(prompts) * self._n)]
         self._offsets = [0] * len(self._parts)
         self._echoed = [not request.echo] * len(self._parts)
+        self._reports_logprobs = params.requested_logprobs(request) is not None
         self._begun = [False] * len(self._parts)
         self._text_events: dict[int, sse.TextEvents] = {}
-        self._prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprobs]] = {}
         self._usages = Usages([len(prompt.token_ids) for prompt in prompts], self._n, details=envelope.cached_details)
 
     @property
@@ -153,20 +189,26 @@ class CompletionAnswer:
     @property
     def num_prompt_logprobs(self) -> int | None:
         asked = self._request.prompt_logprobs
-        if self._request.echo and self._request.logprobs is not None:
-            return max(asked or 0, self._request.logprobs)
-        return asked
+        reported = params.requested_logprobs(self._request)
+        return max(asked or 0, reported) if self._request.echo and reported is not None else asked
 
     def computed_request(self) -> CompletionRequest:
         """What the engine is asked: it cannot generate nothing, so a prompt alone takes one token with it."""
         if not self.prompt_only:
             return self._request
+        if self._request.logprob_token_ids:
+            raise errors.invalid("`logprob_token_ids` needs tokens that are generated, not only `echo`.", "logprob_token_ids")
         return msgspec.structs.replace(self._request, max_tokens=1, min_tokens=None, best_of=None, use_beam_search=None)
 
     def collect(self, updates: Sequence[ChoiceUpdate]) -> None:
         for update in updates:
             self._note(update)
             self._parts[update.index].append(update)
+
+    def forget(self) -> None:
+        for parts in self._parts:
+            while parts:
+                parts.pop()
 
     def whole(self) -> CompletionResponse:
         """The response, when every choice is complete."""
@@ -181,6 +223,7 @@ class CompletionAnswer:
                 finish_reason="length",
                 token_ids=[] if self._request.return_token_ids else None,
                 prompt_token_ids=self._prompt(index).token_ids if self._request.return_token_ids else None,
+                prompt_token_offsets=offsets_of(self._prompt(index), self._request),
             )
             for index in range(len(self._parts))
         ]
@@ -237,10 +280,11 @@ class CompletionAnswer:
             token_ids=[token for part in parts for token in part.token_ids] if request.return_token_ids else None,
             prompt_logprobs=self._format.prompt(self._prompt_logprobs.get(index // self._n, [])) if asked else None,
             prompt_token_ids=prompt.token_ids if request.return_token_ids else None,
+            prompt_token_offsets=offsets_of(prompt, request),
         )
 
     def _logprobs(self, index: int, parts: Sequence[ChoiceUpdate], *, with_prompt: bool) -> CompletionLogprobs | None:
-        if self._request.logprobs is None:
+        if not self._reports_logprobs:
             return None
         shape = CompletionLogprobs([], [], [], [])
         if with_prompt:
@@ -259,7 +303,7 @@ class CompletionAnswer:
     def _worth_a_chunk(self, update: ChoiceUpdate) -> bool:
         """A token whose text is held back changes nothing that the client can see, unless it asked for tokens."""
         request = self._request
-        shows_tokens = request.logprobs is not None or bool(request.return_token_ids)
+        shows_tokens = self._reports_logprobs or bool(request.return_token_ids)
         return bool(update.text) or update.finish_reason is not None or shows_tokens or not self._echoed[update.index]
 
     def _chunk(self, update: ChoiceUpdate) -> bytes:
@@ -273,6 +317,7 @@ class CompletionAnswer:
             finish_reason=update.finish_reason if generated else "length",
             stop_reason=update.stop_reason if generated else None,
             prompt_token_ids=self._prompt(index).token_ids if request.return_token_ids and not self._begun[index] else None,
+            prompt_token_offsets=UNSET if self._begun[index] else offsets_of(self._prompt(index), request),
             token_ids=(update.token_ids if generated else []) if request.return_token_ids else None,
         )
         self._begun[index] = self._echoed[index] = True
@@ -283,7 +328,7 @@ class CompletionAnswer:
         """Whether nothing but the text differs from one chunk of a choice to the next, its first and its last aside."""
         request, options = self._request, self._request.stream_options
         with_usage = options is not None and bool(options.include_usage and options.continuous_usage_stats)
-        return not (self.prompt_only or request.logprobs is not None or request.return_token_ids or with_usage)
+        return not (self.prompt_only or self._reports_logprobs or request.return_token_ids or with_usage)
 
     def _text_event(self, update: ChoiceUpdate) -> bytes:
         """What ``_chunk`` would make of an update whose text alone is new."""
@@ -327,6 +372,9 @@ class CompletionAnswer:
         )
         return sse.event(usage) + sse.DONE
 
+    def failure_events(self, error: ApiError) -> bytes:
+        return sse.failure(error)
+
     async def _echo_events(self, choices: list[CompletionChoice]) -> AsyncGenerator[bytes]:
         for choice in choices:
             piece = CompletionChunkChoice(
@@ -334,6 +382,7 @@ class CompletionAnswer:
                 text=choice.text,
                 finish_reason=choice.finish_reason,
                 prompt_token_ids=choice.prompt_token_ids,
+                prompt_token_offsets=choice.prompt_token_offsets,
                 token_ids=choice.token_ids,
             )
             yield self._event([piece], continuous=choice.index)

@@ -17,6 +17,8 @@ import msgspec
 from octavo.metrics import EngineStats
 from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
+from octavo.server.packed_logprobs import PackedLogprobs
+from octavo.server.wire import PromptPiece
 
 _DRAIN_WINDOW = 30.0
 _MAX_SUBMISSIONS = 2
@@ -121,6 +123,7 @@ class _Entry(msgspec.Struct, gc=False):
     open_branches: set[int]
     started: bool = False
     submissions: int = 1
+    prompt_pieces: list[PromptPiece] = []
 
 
 class RequestTable:
@@ -172,11 +175,20 @@ class RequestTable:
             entry.started = True
             self._leave_queue(entry)
             self._started.append((time.monotonic(), len(entry.request.prompt_token_ids)))
+        if entry.prompt_pieces and delta.prompt_logprobs is not None:
+            delta = _with_pieces(delta, entry.prompt_pieces)
+            entry.prompt_pieces = []
         if delta.finish_reason is not None:
             entry.open_branches.discard(delta.branch)
             if not entry.open_branches:
                 del self._entries[delta.request_id]
         entry.mailbox.put(delta)
+
+    def keep(self, piece: PromptPiece) -> None:
+        """A piece of what the next delta of its request brings; dropped when that has ended."""
+        entry = self._entries.get(piece.request_id)
+        if entry is not None:
+            entry.prompt_pieces.append(piece)
 
     def refuse(self, request_id: str, error: Exception) -> None:
         entry = self._remove(request_id)
@@ -213,6 +225,7 @@ class RequestTable:
         """The requests that a new engine is to be given."""
         for entry in self._entries.values():
             entry.submissions += 1
+            entry.prompt_pieces = []
         return [entry.request for entry in self._entries.values()]
 
     def fail_all(self, error: Exception) -> None:
@@ -238,3 +251,8 @@ class RequestTable:
     def _leave_queue(self, entry: _Entry) -> None:
         self._pending -= 1
         self._pending_tokens -= len(entry.request.prompt_token_ids)
+
+
+def _with_pieces(delta: TokenDelta, pieces: list[PromptPiece]) -> TokenDelta:
+    packed = PackedLogprobs([piece.packed for piece in pieces], sum(piece.count for piece in pieces))
+    return msgspec.structs.replace(delta, prompt_logprobs=packed)

@@ -16,11 +16,15 @@ import time
 import traceback
 from typing import TypeVar
 
+import msgspec
+
 from octavo.config import ConfigError
+from octavo.outputs import TokenDelta
 from octavo.request import Request
 from octavo.sampling_params import ParameterError
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.framing import FrameReader, WireError
+from octavo.server.packed_logprobs import PIECE, pack
 from octavo.server.stepped_engine import SteppedEngine
 from octavo.server.wire import (
     Abort,
@@ -31,6 +35,7 @@ from octavo.server.wire import (
     Load,
     Pin,
     Progress,
+    PromptPiece,
     Ready,
     Refused,
     Shutdown,
@@ -114,8 +119,18 @@ class EngineLoop:
         if now >= self._stats_due or not self._engine.has_work:
             stats = self._engine.stats()
             self._stats_due = now + STATS_INTERVAL
+        deltas = [self._unburdened(delta) for delta in deltas]
         if deltas or stats is not None:
             self._channel.send(Step(deltas=deltas, seconds=now - begin, stats=stats))
+
+    def _unburdened(self, delta: TokenDelta) -> TokenDelta:
+        """``delta`` without the log-probabilities of a long prompt, which have been sent ahead in pieces."""
+        entries = delta.prompt_logprobs
+        if entries is None or len(entries) <= PIECE:
+            return delta
+        for number, packed in enumerate(pack(entries)):
+            self._channel.send(PromptPiece(delta.request_id, packed, min(PIECE, len(entries) - number * PIECE)))
+        return msgspec.structs.replace(delta, prompt_logprobs=[])
 
     def _send_stats(self) -> None:
         self._channel.send(Step(deltas=[], stats=self._engine.stats()))

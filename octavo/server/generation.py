@@ -31,10 +31,12 @@ ACCOUNT_WAIT = 1.0
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A prompt as the client wrote it (None: as token ids) and as the engine takes it."""
+    """A prompt as the client wrote it (None: as token ids) and as the engine takes it. ``offsets`` are the characters that each
+    token stands for, if the client asked."""
 
     text: str | None
     token_ids: list[int]
+    offsets: list[tuple[int, int]] | None = None
 
 
 class Generation:

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from octavo import build
 
 _POLL = 0.02
+_GC_YOUNG = 4
+"""Collections of the youngest objects to one of those that survived them, which then takes a millisecond and not three."""
+_SWITCH_SECONDS = 0.001
+"""What the event loop waits for a thread at the most, unless it is in the middle of something that cannot be interrupted."""
 _LAST_WORDS = 0.2
 """Seconds for error events to reach their clients before connections are closed."""
 _TRACES_WAIT = 2.0
@@ -106,8 +110,7 @@ class Lifecycle:
             await serving
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close, _TRACES_WAIT)
-        if self._service.frontend is not None:
-            self._service.frontend.grammars.close()
+        self._close_grammars()
         spawner.shutdown(wait=False)
         return exit_status
 
@@ -150,7 +153,7 @@ class Lifecycle:
         self._service.frontend = Frontend.build(
             front.tokenizer, front.model_config, max_model_len=front.max_model_len, config=config
         )
-        gc.freeze()  # what is here stays: the collector, which holds everything up, need not look at it again
+        _settle_down()
         self._status.text_ready()
         ready, process = await self._engine_ready
         self._announce(ready, process)
@@ -195,6 +198,7 @@ class Lifecycle:
         deadline = time.monotonic() + self._options.drain_timeout
         while tasks and time.monotonic() < deadline:
             await asyncio.sleep(_POLL)
+        self._close_grammars()
         await self._supervisor.close()
         await self._let_streams_end()
         self._log.info("stopped", "stopped")
@@ -205,10 +209,21 @@ class Lifecycle:
         print(f"octavo: error: {message}", file=sys.stderr, flush=True)
         return exit_status
 
+    def _close_grammars(self) -> None:
+        if self._service.frontend is not None:
+            self._service.frontend.grammars.close()
+
     async def _let_streams_end(self) -> None:
         deadline = time.monotonic() + _LAST_WORDS
         while self._http.server_state.tasks and time.monotonic() < deadline:
             await asyncio.sleep(_POLL)
+
+
+def _settle_down() -> None:
+    """What holds up the event loop without being on it: the collector, and threads that keep the interpreter to themselves."""
+    gc.freeze()  # what is here stays, and need not be looked at again
+    gc.set_threshold(700, _GC_YOUNG, 10)
+    sys.setswitchinterval(_SWITCH_SECONDS)
 
 
 def _open_frontend(config: EngineConfig) -> "build.Frontend":

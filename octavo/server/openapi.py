@@ -15,6 +15,8 @@ import msgspec
 from octavo import __version__
 from octavo.sampling_params import MAX_N
 from octavo.server import params, protocol, responses
+from octavo.server.items import conversation
+from octavo.server.items import protocol as items
 
 REF = "#/components/schemas/{name}"
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
@@ -51,6 +53,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 _ANY_OBJECT: Schema = {"type": "object"}
 _STRING: Schema = {"type": "string"}
 _CHUNKS: Schema = {"description": "With `stream`: an event for each chunk, its JSON in `data`; the last is `[DONE]`."}
+_ITEM_EVENTS: Schema = {"description": "With `stream`: an event for everything that happens; the last has the whole response."}
 _COMPLETION = {JSON: responses.CompletionResponse, EVENTS: _CHUNKS}
 _CHAT = {JSON: responses.ChatResponse, EVENTS: _CHUNKS}
 
@@ -69,6 +72,14 @@ OPERATIONS = (
         summary="Answer a conversation",
         takes=protocol.ChatRequest,
         answers=_CHAT,
+        generates=True,
+    ),
+    Operation(
+        path="/v1/responses",
+        method="post",
+        summary="Answer a conversation of items",
+        takes=items.ResponsesRequest,
+        answers={JSON: items.ItemsResponse, EVENTS: _ITEM_EVENTS},
         generates=True,
     ),
     Operation(
@@ -100,6 +111,7 @@ OPERATIONS = (
     Operation(path="/metrics", method="get", summary="Prometheus metrics", answers={TEXT: _STRING}),
     Operation(path="/openapi.json", method="get", summary="This description", answers={JSON: _ANY_OBJECT}),
     Operation(path="/docs", method="get", summary="This description as a page", answers={"text/html": _STRING}),
+    Operation(path="/redoc", method="get", summary="The same page", answers={"text/html": _STRING}),
     Operation(path="/health", method="get", summary="Whether requests are taken", probe=True),
     Operation(path="/ping", method="get", summary="Whether requests are taken", probe=True),
     Operation(path="/ping", method="post", summary="Whether requests are taken", probe=True),
@@ -139,6 +151,8 @@ _RANGES: dict[str, Schema] = {
     "max_tokens": {"minimum": 0},
     "min_tokens": {"minimum": 0},
     "truncate_prompt_tokens": {"minimum": -1},
+    "stream_interval": {"minimum": 1},
+    "thinking_token_budget": {"minimum": -1},
 }
 """What is checked after the type, where a plain range says it."""
 
@@ -150,6 +164,14 @@ _PROMPT: Schema = {
         {"type": "array", "items": {"type": "string"}, "minItems": 1},
         {"type": "array", "items": _TOKEN_IDS, "minItems": 1},
     ],
+}
+
+
+_PRIORITY: Schema = {
+    "name": "X-Vllm-Priority",
+    "in": "header",
+    "description": "Goes before the body's `priority`.",
+    "schema": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
 }
 
 
@@ -191,7 +213,8 @@ def _honest(name: str, component: Schema) -> Schema:
     """A request's schema without the fields that are refused, and with the ranges that are checked."""
     if not name.endswith("Request"):
         return component
-    properties = {field: _ranged(field, schema) for field, schema in component["properties"].items() if params.is_served(field)}
+    refused = conversation.REFUSED if name == "ResponsesRequest" else params.UNSUPPORTED
+    properties = {field: _ranged(field, schema) for field, schema in component["properties"].items() if field not in refused}
     if name == "CompletionRequest":
         properties["prompt"] = _PROMPT
         component = {**component, "required": ["prompt", *component.get("required", [])]}
@@ -221,8 +244,9 @@ def _operation(operation: Operation, by_type: Mapping[Any, Schema]) -> Schema:
         "security": [] if operation.probe else [{}, {"key": []}],
         "responses": {"200": success, **_refusals(operation, by_type[ErrorBody])},
     }
-    if names := _path_names(operation):
-        made["parameters"] = [{"name": name, "in": "path", "required": True, "schema": _STRING} for name in names]
+    known = [{"name": name, "in": "path", "required": True, "schema": _STRING} for name in _path_names(operation)]
+    if parameters := [*known, *([_PRIORITY] if operation.generates else ())]:
+        made["parameters"] = parameters
     if operation.takes is not None:
         made["requestBody"] = {"required": True, "content": {JSON: {"schema": schema(operation.takes)}}}
     return made
@@ -298,7 +322,7 @@ def _shown(schema: Schema) -> str:
         return " or ".join(dict.fromkeys(_shown(each) for each in schema["anyOf"]))
     kind = str(schema.get("type", "anything"))
     if kind == "array":
-        return f"list of {_shown(schema.get('items', {}))}"
+        return f"list of {', '.join(map(_shown, schema.get('prefixItems', [schema.get('items', {})])))}"
     return " ".join([kind, *_bounds(schema)])
 
 

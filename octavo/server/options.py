@@ -42,6 +42,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         Literal["deepseek_r1", "qwen3"] | None,
         Meta(description="how the model marks its reasoning, to answer with it apart; default: it is part of the content"),
     ] = None
+    structured_outputs_in_reasoning: Annotated[
+        bool, Meta(description="let a form hold from the first token on; with one, nothing is reasoning then")
+    ] = False
+    disable_fastapi_docs: Annotated[bool, Meta(description="do not serve /docs, /redoc and /openapi.json")] = False
     strict: Annotated[bool, Meta(description="refuse unknown request fields instead of answering with a warning")] = False
     log_format: Annotated[
         Literal["auto", "json", "text"], Meta(description="of log lines; auto: text on a terminal, else JSON")

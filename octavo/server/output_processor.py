@@ -5,6 +5,8 @@ decide, where a stop string ended a branch, and then says that the engine is to 
 returned, nothing is final before all have ended: then the best come as one update each, best first.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from octavo.detokenizer import TextStream
@@ -35,7 +37,7 @@ class ChoiceUpdate(msgspec.Struct, kw_only=True, gc=False):
     num_tokens: int = 0
     num_discarded: int = 0
     cached_tokens: int = 0
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
     beams: list[BeamText] | None = None
 
 
@@ -127,7 +129,7 @@ class OutputProcessor:
 
     def _whole(self, branch: _Branch, index: int) -> ChoiceUpdate:
         parts, last = branch.parts, branch.parts[-1]
-        wanted = self._request.params.logprobs is not None
+        wanted = self._request.params.num_logprobs is not None
         return ChoiceUpdate(
             index=index,
             text="".join(part.text for part in parts),

@@ -5,11 +5,18 @@ of single fields live in ``SamplingParams``; here is what needs a vocabulary, a 
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from octavo.sampling_params import MAX_BEAM_WIDTH, MAX_N, BeamSearch, ParameterError, SamplingParams
+from octavo.sampling_params import (
+    MAX_BEAM_WIDTH,
+    MAX_N,
+    BeamSearch,
+    ParameterError,
+    RepetitionDetectionParams,
+    SamplingParams,
+)
 from octavo.server import errors, structured
 from octavo.server.errors import ApiError
 from octavo.server.protocol import ChatRequest, CompletionRequest, SamplingFields
@@ -30,21 +37,17 @@ _PASSED_ON = (
     "bad_words",
     "skip_special_tokens",
     "spaces_between_special_tokens",
-)
-_UNSUPPORTED = (
-    "logits_processors",
-    "logprob_token_ids",
-    "prompt_embeds",
-    "repetition_detection",
     "thinking_token_budget",
+    "logprob_token_ids",
+)
+UNSUPPORTED = (
+    "logits_processors",
+    "prompt_embeds",
     "kv_transfer_params",
     "ec_transfer_params",
-    "return_token_offsets",
-    "stream_interval",
     "watermarking",
     "vllm_xargs",
     "suffix",
-    "documents",
     "media_io_kwargs",
     "mm_processor_kwargs",
     "functions",
@@ -52,7 +55,9 @@ _UNSUPPORTED = (
     "audio",
     "web_search_options",
 )
+"""Fields that may not ask for anything."""
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {}, 0)
+T = TypeVar("T")
 _FORBIDDEN_IN_SALT = frozenset("@/\\\0")
 
 
@@ -66,14 +71,13 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     priority_scheduling: bool
 
 
-def is_served(name: str) -> bool:
-    """Whether a request field may ask for something."""
-    return name not in _UNSUPPORTED
-
-
-def check_supported(request: SamplingFields) -> None:
-    """Raises ``ApiError`` 400 for a field that asks for something this server does not do."""
-    for name in _UNSUPPORTED:
+def check_supported(request: SamplingFields, *, reasons: bool) -> None:
+    """Raises ``ApiError`` 400 for a field that asks for something this server does not do. ``reasons``: it knows how the model
+    marks its reasoning."""
+    if request.thinking_token_budget not in (None, -1) and not reasons:
+        message = "`thinking_token_budget` needs a server that was started with --reasoning-parser."
+        raise errors.invalid(message, "thinking_token_budget")
+    for name in UNSUPPORTED:
         if getattr(request, name, None) not in _NOTHING:
             raise errors.invalid(f"`{name}` is not supported by this server.", name)
     if getattr(request, "modalities", None) not in (None, ["text"]):
@@ -84,6 +88,16 @@ def check_supported(request: SamplingFields) -> None:
         )
 
 
+def priority_of(header: str) -> int:
+    """What ``X-Vllm-Priority`` says, which goes before the body's ``priority``: a gateway may set it for its clients. Raises
+    ``ApiError`` 400."""
+    text = header.strip()
+    digits = text.removeprefix("-")
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > 10 or not -(2**31) <= int(text) < 2**31:
+        raise errors.invalid("X-Vllm-Priority must be an integer of 32 bits.", "x-vllm-priority")
+    return int(text)
+
+
 def check_combinations(request: SamplingFields, limits: ModelLimits) -> None:
     """Raises ``ApiError`` 400 for fields that contradict each other or the server's configuration.
 
@@ -92,6 +106,8 @@ def check_combinations(request: SamplingFields, limits: ModelLimits) -> None:
     _check_branches(request)
     if request.stream_options is not None and not request.stream:
         raise errors.invalid("Stream options can only be defined when `stream=True`.", "stream_options")
+    if request.stream_interval is not None and request.stream_interval < 1:
+        raise errors.invalid(f"stream_interval must be at least 1, got {request.stream_interval}.", "stream_interval")
     if request.stream and (request.prompt_logprobs or 0) > 0:
         raise errors.invalid("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if request.stream_options is not None and request.stream_options.include_beams and not request.use_beam_search:
@@ -126,8 +142,9 @@ def without_effect(request: SamplingFields) -> list[str]:
     return [f"`{name}` has no effect without use_beam_search" for name, says_something in given if says_something]
 
 
-def truncated(token_ids: list[int], request: SamplingFields, limits: ModelLimits) -> list[int]:
-    """The prompt cut to ``truncate_prompt_tokens``, -1 being the context length: its end stays, or with ``right`` its start."""
+def truncated(token_ids: list[T], request: SamplingFields, limits: ModelLimits) -> list[T]:
+    """The prompt, or what runs beside it, cut to ``truncate_prompt_tokens``, -1 being the context length: its end stays, or
+    with ``right`` its start."""
     keep = request.truncate_prompt_tokens
     if keep is None:
         return token_ids
@@ -173,11 +190,18 @@ def requested_tokens(request: CompletionRequest | ChatRequest) -> tuple[str, int
     return "max_tokens", DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
 
 
+def num_alternatives(request: CompletionRequest | ChatRequest) -> int:
+    """How many log-probabilities are reported beside that of each token."""
+    asked = request.top_logprobs if isinstance(request, ChatRequest) else request.logprobs
+    return len(request.logprob_token_ids or ()) or asked or 0
+
+
 def requested_logprobs(request: CompletionRequest | ChatRequest) -> int | None:
-    """How many alternatives to report beside each token; None is no log-probabilities at all."""
+    """How many of the likeliest tokens to report beside each; None is no log-probabilities at all. Tokens that are named ask
+    for them, too."""
     if isinstance(request, CompletionRequest):
-        return request.logprobs
-    if not request.logprobs:
+        return 0 if request.logprobs is None and request.logprob_token_ids else request.logprobs
+    if not request.logprobs and not request.logprob_token_ids:
         if request.top_logprobs:
             raise errors.invalid("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
         return None
@@ -209,6 +233,9 @@ def build(
     for field in _PASSED_ON:
         if (value := getattr(request, field)) is not None:
             fields[field] = value
+    if (watched := request.repetition_detection) is not None:
+        sizes = {name: value for name, value in msgspec.structs.asdict(watched).items() if value is not None}
+        fields["repetition_detection"] = RepetitionDetectionParams(**sizes)
     if (form := structured.wanted(request)) is not None:
         fields["structured_outputs"] = form.params
     fields |= _searching(request) if request.use_beam_search else _drawing(request, limits)
@@ -245,6 +272,12 @@ def _searching(request: CompletionRequest | ChatRequest) -> dict[str, Any]:
     return {**fields, "beam": BeamSearch(width=width, **beam)}
 
 
+def size(request: CompletionRequest | ChatRequest) -> int:
+    """About how much there is to look at in a request, its prompts aside, in entries of a list. Banned words are encoded."""
+    lists = (request.logit_bias, request.allowed_token_ids, request.stop_token_ids)
+    return 16 + sum(len(given) for given in lists if given is not None) + 64 * len(request.bad_words or ())
+
+
 def _check_against_model(params: SamplingParams, limits: ModelLimits, logprobs_name: str) -> None:
     for name, kind, value in (
         (logprobs_name, "sample", params.logprobs),
@@ -258,6 +291,7 @@ def _check_against_model(params: SamplingParams, limits: ModelLimits, logprobs_n
             )
     _check_ids("stop_token_ids", params.stop_token_ids or (), limits.vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab_size)
+    _check_ids("logprob_token_ids", params.logprob_token_ids or (), limits.vocab_size)
 
 
 def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -29,6 +29,14 @@ class TextEncoder:
             return [self._tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         return await asyncio.to_thread(self._encode_long, texts, add_special_tokens=add_special_tokens, limit=limit)
 
+    async def offsets(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[tuple[int, int]]]:
+        """For each token of each text its characters. Only for texts that have been encoded, and are not too long."""
+
+        def found() -> list[list[tuple[int, int]]]:
+            return [self._tokenizer.offsets(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        return found() if sum(map(len, texts)) <= _INLINE_CHARACTERS else await asyncio.to_thread(found)
+
     def _encode_long(self, texts: Sequence[str], *, add_special_tokens: bool, limit: int | None) -> list[list[int]]:
         longest = max(map(len, texts))
         if limit is not None and longest > limit and longest > (bound := limit * self._characters_per_token):

@@ -21,15 +21,16 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_beams: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """What completions and chat have in common."""
+class RepetitionDetection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    max_pattern_size: Int32 | None = None
+    min_pattern_size: Int32 | None = None
+    min_count: Int32 | None = None
+
+
+class DecodingFields(msgspec.Struct, kw_only=True):
+    """What every route that generates has, under the same names."""
 
     model: str | None = None
-    n: Int32 | None = None
-    best_of: Int32 | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | str | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int32 | None = None
@@ -38,29 +39,44 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    max_tokens: Int32 | None = None
     min_tokens: Int32 | None = None
     stop: list[str] | str | None = None
-    stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    prompt_logprobs: Int32 | None = None
     logit_bias: dict[str, float] | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    priority: Int32 | None = None
+    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
+    request_id: Identifier | None = None
+
+
+class SamplingFields(DecodingFields, kw_only=True):
+    """What completions and chat have in common."""
+
+    n: Int32 | None = None
+    best_of: Int32 | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    max_tokens: Int32 | None = None
+    stop_token_ids: list[int] | None = None
+    prompt_logprobs: Int32 | None = None
+    logprob_token_ids: list[int] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Int32 | None = None
     truncation_side: str | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: Int32 | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    priority: Int32 | None = None
-    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
-    request_id: Identifier | None = None
+    return_token_offsets: bool | None = None
+    thinking_token_budget: Int32 | None = None
+    repetition_detection: RepetitionDetection | None = None
 
     # of no consequence here, and taken without a warning: they concern the sender's own bookkeeping
     user: Any = None
@@ -85,14 +101,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
     # not served: refused when they ask for something
     logits_processors: Any = None
-    logprob_token_ids: Any = None
     prompt_embeds: Any = None
-    repetition_detection: Any = None
-    thinking_token_budget: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
-    return_token_offsets: Any = None
-    stream_interval: Any = None
     watermarking: Any = None
     vllm_xargs: Any = None
 
@@ -147,11 +158,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     include_reasoning: bool | None = None
     reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
 
     chat_template: Any = None
-    documents: Any = None
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     functions: Any = None

@@ -7,27 +7,9 @@ the two tags belongs to neither part.
 import msgspec
 
 from octavo.server.tools.pieces import split_at
+from octavo.structured.reasoning import CLOSE, OPEN, STYLES, ReasoningStyle, prompt_leaves_open
 
-OPEN, CLOSE = "<think>", "</think>"
-
-
-class ReasoningStyle(msgspec.Struct, frozen=True):
-    """``implied``: the answer begins inside the reasoning unless the prompt says otherwise, tag or no tag."""
-
-    implied: bool
-
-
-STYLES: dict[str, ReasoningStyle] = {"deepseek_r1": ReasoningStyle(implied=True), "qwen3": ReasoningStyle(implied=False)}
-
-
-def prompt_leaves_open(prompt: str, continued: str) -> bool | None:
-    """Whether a prompt ends inside the reasoning: True when its template, or the message ``continued``, has opened the tag,
-    False when it has closed it, None when it says nothing."""
-    tail = prompt.rstrip()
-    if tail.endswith((OPEN, CLOSE)):
-        return tail.endswith(OPEN)
-    opened, closed = continued.rfind(OPEN), continued.rfind(CLOSE)
-    return None if opened == closed else opened > closed
+__all__ = ["CLOSE", "OPEN", "STYLES", "ReasoningSplitter", "ReasoningStyle", "Split", "prompt_leaves_open"]
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -45,6 +27,11 @@ class ReasoningSplitter:
         self._state = self._say if inside is False else self._begin
         self._held = ""
         self._spoken = False
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes is reasoning until its end is found."""
+        return self._state == self._think
 
     def push(self, text: str) -> Split:
         """What more text settles."""

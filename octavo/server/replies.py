@@ -8,16 +8,19 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from octavo.sampling_params import ParameterError
-from octavo.server import aside, errors, faults, sse
-from octavo.server.aside import MANY_ENTRIES
+from octavo.server import aside, errors, faults
+from octavo.server.aside import MANY_ENTRIES, WRITTEN_AT_ONCE
 from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
-from octavo.server.generation import Generation
+from octavo.server.generation import Generation, Prompt
 from octavo.server.output_processor import ChoiceUpdate
+from octavo.server.pacing import Pacer
+from octavo.server.protocol import SamplingFields
 from octavo.server.request_log import Log
-from octavo.server.responses import Beam, PromptTokensDetails, Usage
+from octavo.server.responses import Beam, Offsets, PromptTokensDetails, Usage
 
 
 class Envelope(msgspec.Struct, kw_only=True):
@@ -69,6 +72,11 @@ class Usages:
         return Usage(prompt, prompt + generated, generated, details)
 
 
+def offsets_of(prompt: Prompt, request: SamplingFields) -> Offsets:
+    """The offsets of a prompt's tokens, where they were asked for."""
+    return prompt.offsets if request.return_token_offsets else UNSET
+
+
 def beams_of(update: ChoiceUpdate, *, with_token_ids: bool) -> list[Beam]:
     """The running beams as a chunk carries them."""
     return [
@@ -81,8 +89,23 @@ def beams_of(update: ChoiceUpdate, *, with_token_ids: bool) -> list[Beam]:
     ]
 
 
+class JsonResponse(Response):
+    """A body that goes out in slices if it is long."""
+
+    media_type = "application/json"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self.body) <= WRITTEN_AT_ONCE:
+            await super().__call__(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for piece in aside.slices(bytes(self.body)):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 def json_response(value: msgspec.Struct, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
+    return JsonResponse(msgspec.json.encode(value), headers=headers)
 
 
 class WholeAnswer(Protocol):
@@ -94,6 +117,9 @@ class WholeAnswer(Protocol):
     def whole(self) -> msgspec.Struct:
         """The body."""
 
+    def forget(self) -> None:
+        """Drops what was kept, a little at a time."""
+
 
 class StreamedAnswer(Protocol):
     """An answer that goes out while it grows."""
@@ -102,7 +128,14 @@ class StreamedAnswer(Protocol):
         """The chunks for what is new; nothing if no client would see a difference."""
 
     def last_events(self) -> bytes:
-        """After every choice is complete; ``[DONE]`` last."""
+        """After every choice is complete."""
+
+    def failure_events(self, error: ApiError) -> bytes:
+        """In place of everything that is left."""
+
+
+class Answer(WholeAnswer, StreamedAnswer, Protocol):
+    """An answer that can go out either way."""
 
 
 async def whole(answer: WholeAnswer, generation: Generation, *, alternatives: int) -> Response:
@@ -114,15 +147,25 @@ async def whole(answer: WholeAnswer, generation: Generation, *, alternatives: in
         generation.close()
     record = generation.record
     entries = (record.output_tokens + record.prompt_tokens) * (1 + alternatives)
-    return await aside.run(entries > MANY_ENTRIES, lambda: json_response(answer.whole()))
+    return await aside.run(entries > MANY_ENTRIES, _put_together, answer)
 
 
-async def stream(answer: StreamedAnswer, generation: Generation, log: Log) -> AsyncGenerator[bytes]:
-    """The events of an answer; when it fails, the error as the last event and ``[DONE]``, because the status line is long
-    gone."""
+def _put_together(answer: WholeAnswer) -> Response:
+    """The response. What it was made of is freed where it was made: of a long answer's log-probabilities that takes a while."""
+    response = json_response(answer.whole())
+    answer.forget()
+    return response
+
+
+async def stream(answer: StreamedAnswer, generation: Generation, log: Log, *, interval: int | None) -> AsyncGenerator[bytes]:
+    """The events of an answer, for ``interval`` tokens each; when it fails, the error in place of the rest, because the status
+    line is long gone."""
+    pacer = Pacer(interval or 1)
+    may_be_much = generation.params.prompt_logprobs is not None
     try:
-        while updates := await generation.updates():
-            is_much = any(len(update.prompt_logprobs or ()) > MANY_ENTRIES // 20 for update in updates)
+        while new := await generation.updates():
+            updates = pacer.take(new)
+            is_much = may_be_much and any(len(update.prompt_logprobs or ()) > MANY_ENTRIES // 20 for update in updates)
             if piece := await aside.run(is_much, answer.events, updates):
                 faults.point("stream")
                 yield piece
@@ -131,12 +174,12 @@ async def stream(answer: StreamedAnswer, generation: Generation, log: Log) -> As
     except ClientGone:
         return
     except ApiError as error:
-        yield sse.raw_event(error.body()) + sse.DONE
+        yield answer.failure_events(error)
     except ParameterError as error:
-        yield sse.raw_event(errors.from_parameter_error(error).body()) + sse.DONE
+        yield answer.failure_events(errors.from_parameter_error(error))
     except Exception:
         error_id = os.urandom(6).hex()
         log.error("internal_error", message=traceback.format_exc(), error_id=error_id, request_id=generation.record.request_id)
-        yield sse.raw_event(errors.internal(error_id).body()) + sse.DONE
+        yield answer.failure_events(errors.internal(error_id))
     finally:
         generation.close()

@@ -4,7 +4,7 @@ A field that is ``None`` is written as null where clients expect the key to be t
 Fields that other servers fill and this one never does are there because clients read them.
 """
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,6 +12,8 @@ from msgspec import UNSET, UnsetType
 from octavo.outputs import FinishReason
 
 ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls"]
+Offsets: TypeAlias = list[tuple[int, int]] | UnsetType | None
+"""The characters of a text that each token stands for, from and up to; null for a prompt that came as token ids."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -27,12 +29,13 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Parallel lists, one entry a token; the first token of a prompt has no log-probability."""
+    """Parallel lists, one entry a token; the first token of a prompt has no log-probability. ``top_logprobs`` are objects from
+    tokens to log-probabilities, as JSON: as objects, those of a long answer would take long to encode and to free."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float] | None]
+    top_logprobs: list[msgspec.Raw | None]
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -42,8 +45,9 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
-    prompt_logprobs: list[Any] | None = None
+    prompt_logprobs: msgspec.Raw | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_token_offsets: Offsets = UNSET
     routed_experts: None = None
 
 
@@ -69,6 +73,7 @@ class CompletionChunkChoice(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_token_offsets: Offsets = UNSET
     token_ids: list[int] | None = None
 
 
@@ -107,7 +112,9 @@ class ChatLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    content: list[ChatLogprob]
+    """Of ``ChatLogprob``s, as JSON."""
+
+    content: list[msgspec.Raw]
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
@@ -160,8 +167,9 @@ class ChatResponse(msgspec.Struct, kw_only=True):
     service_tier: None = None
     system_fingerprint: str
     usage: Usage
-    prompt_logprobs: list[Any] | None = None
+    prompt_logprobs: msgspec.Raw | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_token_offsets: Offsets = UNSET
     prompt_text: str | None = None
     kv_transfer_params: None = None
     ec_transfer_params: None = None
@@ -195,6 +203,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     beams: list[Beam] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_token_offsets: Offsets = UNSET
     prompt_text: str | UnsetType | None = UNSET
     warnings: list[str] | UnsetType = UNSET
 

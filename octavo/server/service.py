@@ -4,12 +4,13 @@ Turns a client's prompts and fields into engine requests; the shapes of answers 
 """
 
 import asyncio
+import functools
 import hashlib
 import re
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,10 +18,11 @@ from starlette.requests import Request as HttpRequest
 
 from octavo import __version__
 from octavo.config import EngineConfig, ModelConfig
-from octavo.request import Request
+from octavo.request import Request, Thinking
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
-from octavo.server import errors, faults, params, structured
+from octavo.server import aside, errors, faults, params, structured
 from octavo.server.accounting import RequestRecord, ServerMetrics
+from octavo.server.aside import MANY_ENTRIES
 from octavo.server.auth import Client, Keyring
 from octavo.server.engine_client import EngineClient
 from octavo.server.errors import ApiError
@@ -134,7 +136,9 @@ class Service:
         built for it."""
         frontend = self.loaded()
         model = self.model_name(request.model)
-        params.check_supported(request)
+        if (priority := http.headers.get("x-vllm-priority")) is not None:
+            request.priority = params.priority_of(priority)
+        params.check_supported(request, reasons=self.options.reasoning_parser is not None)
         if self.options.enable_force_include_usage and request.stream:
             asked = request.stream_options or StreamOptions()
             request.stream_options = msgspec.structs.replace(asked, include_usage=True, continuous_usage_stats=True)
@@ -148,11 +152,15 @@ class Service:
             cached_details=self.options.enable_prompt_tokens_details,
         )
 
-    async def check_form(self, request: SamplingFields) -> None:
+    async def check_form(self, request: SamplingFields, http: HttpRequest) -> None:
         """Raises ``ApiError`` for a form of the answer that cannot be had: a bad schema, regex or grammar."""
         if (form := structured.wanted(request)) is not None:
             faults.point("grammar")
-            await self.loaded().grammars.check(form)
+            await self.form_check(http)(form)
+
+    def form_check(self, http: HttpRequest) -> Callable[[structured.Wanted], Awaitable[None]]:
+        """What says whether a form can be had, by raising ``ApiError`` if not, in the turn of the client who sent ``http``."""
+        return functools.partial(self.loaded().grammars.check, client=http.scope["state"]["client"].name or "")
 
     async def encode_prompts(self, texts: Sequence[str], request: SamplingFields, *, special: bool) -> list[list[int]]:
         """Token ids of each text, cut where the request says so. Raises ``ApiError`` for one that cannot fit."""
@@ -162,6 +170,16 @@ class Service:
         found = await frontend.encoder.encode(texts, add_special_tokens=special, limit=limit)
         return [params.truncated(token_ids, request, frontend.limits) for token_ids in found]
 
+    async def prompt_offsets(
+        self, texts: Sequence[str], request: SamplingFields, *, special: bool
+    ) -> Sequence[list[tuple[int, int]] | None]:
+        """The characters of each token that ``encode_prompts`` gave, for requests that ask for them."""
+        if not request.return_token_offsets:
+            return [None] * len(texts)
+        frontend = self.loaded()
+        found = await frontend.encoder.offsets(texts, add_special_tokens=special)
+        return [params.truncated(offsets, request, frontend.limits) for offsets in found]
+
     async def render(
         self,
         messages: list[Message],
@@ -170,6 +188,7 @@ class Service:
         continue_final_message: bool | None,
         template_kwargs: dict[str, Any] | None,
         tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
     ) -> str:
         """The prompt text of a conversation, by the model's template. Raises ``ApiError`` or ``ParameterError``."""
         if len(messages) > self.options.max_messages:
@@ -192,11 +211,12 @@ class Service:
                 continue_final_message=continued,
                 template_kwargs=template_kwargs,
                 tools=tools,
+                documents=documents,
             )
 
         return await asyncio.to_thread(text)
 
-    def generation(
+    async def generation(
         self,
         request: CompletionRequest | ChatRequest,
         prompts: list[Prompt],
@@ -204,21 +224,30 @@ class Service:
         http: HttpRequest,
         request_id: str,
         prompt_logprobs: int | None,
+        thinking: Sequence[Thinking | None],
         structured_outputs: StructuredOutputsParams | None = None,
     ) -> Generation:
-        """Everything checked and ready to submit. ``structured_outputs`` go before what the request itself asks its text to be.
-        Raises ``ApiError`` or ``ParameterError``."""
+        """Everything checked and ready to submit. ``thinking`` has an entry for each prompt. ``structured_outputs`` go before
+        what the request itself asks its text to be. Raises ``ApiError`` or ``ParameterError``."""
         frontend = self.loaded()
         arrival = http.scope["state"]["arrival"]
-        requests = []
-        for prompt in prompts:
-            params.check_prompt(prompt.token_ids, frontend.limits)
-            sampling = params.build(
-                request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
-            )
-            if structured_outputs is not None:
-                sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
-            requests.append(self._engine_request(request, prompt, sampling, arrival, http.scope["state"]["client"]))
+
+        def engine_requests() -> list[Request]:
+            requests = []
+            for prompt, thought in zip(prompts, thinking, strict=True):
+                params.check_prompt(prompt.token_ids, frontend.limits)
+                sampling = params.build(
+                    request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
+                )
+                if structured_outputs is not None:
+                    sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
+                if thought is None:  # there is nothing left to bound
+                    sampling = msgspec.structs.replace(sampling, thinking_token_budget=None)
+                made = self._engine_request(request, prompt, sampling, arrival, http.scope["state"]["client"])
+                requests.append(msgspec.structs.replace(made, thinking=thought if sampling.is_confined else None))
+            return requests
+
+        requests = await aside.run(params.size(request) * len(prompts) > MANY_ENTRIES, engine_requests)
         model = self.model_name(request.model)
         operation = "chat" if isinstance(request, ChatRequest) else "text_completion"
         record = RequestRecord(

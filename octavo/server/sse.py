@@ -12,6 +12,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.server import aside
+from octavo.server.aside import WRITTEN_AT_ONCE
+from octavo.server.errors import ApiError
+
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
@@ -21,8 +25,9 @@ def event(value: msgspec.Struct) -> bytes:
     return b"data: %b\n\n" % _encode(value)
 
 
-def raw_event(body: bytes) -> bytes:
-    return b"data: %b\n\n" % body
+def failure(error: ApiError) -> bytes:
+    """An error as the last event of a stream, and ``[DONE]``."""
+    return b"data: %b\n\n" % error.body() + DONE
 
 
 class TextEvents:
@@ -90,9 +95,11 @@ class EventStream(Response):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 write_part = scope.get("state", {}).get("write_part", _nowhere)
                 async for piece in self._events:
-                    if not write_part(piece):
+                    if len(piece) <= WRITTEN_AT_ONCE and write_part(piece):
+                        continue
+                    async for part in aside.slices(piece):
                         async with asyncio.timeout(self._write_timeout):
-                            await send({"type": "http.response.body", "body": piece, "more_body": True})
+                            await send({"type": "http.response.body", "body": part, "more_body": True})
                 async with asyncio.timeout(self._write_timeout):
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
             except TimeoutError:

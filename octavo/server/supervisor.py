@@ -33,6 +33,7 @@ from octavo.server.wire import (
     Load,
     Pin,
     Progress,
+    PromptPiece,
     Ready,
     Refused,
     Shutdown,
@@ -170,6 +171,8 @@ class Supervisor:
     def _on_message(self, message: FromEngine) -> None:
         if isinstance(message, Step):
             self._on_step(message)
+        elif isinstance(message, PromptPiece):
+            self._table.keep(message)
         elif isinstance(message, Ended):
             self._table.settle(message.request_id, message.metrics)
         elif isinstance(message, Refused):

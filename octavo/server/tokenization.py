@@ -65,4 +65,6 @@ def _detokenized(tokens: list[int], frontend: Frontend) -> Response:
     for token in tokens:
         if not 0 <= token < frontend.limits.vocab_size:
             raise errors.invalid(f"Token id {token} is out of vocabulary", "tokens")
-    return json_response(DetokenizeResponse(frontend.tokenizer.decode(tokens, skip_special_tokens=False)))
+    response = json_response(DetokenizeResponse(frontend.tokenizer.decode(tokens, skip_special_tokens=False)))
+    aside.forget(tokens)
+    return response

@@ -77,6 +77,15 @@ class Step(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     stats: EngineStats | None = None
 
 
+class PromptPiece(msgspec.Struct, frozen=True, tag=True):
+    """A piece (``packed_logprobs``) of the log-probabilities of a request's prompt. Its next delta has none of its own, and
+    gets the pieces before it."""
+
+    request_id: str
+    packed: bytes
+    count: int
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """This one request cannot be taken. ``internal``: not the client's fault; ``message`` is then only an error id."""
 
@@ -101,7 +110,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 ToEngine = Load | Pin | Add | Abort | Shutdown
-FromEngine = Progress | Ready | Step | Refused | Ended | Fatal
+FromEngine = Progress | Ready | Step | PromptPiece | Refused | Ended | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -12,12 +12,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
 
+from octavo.request import Thinking
 from octavo.sampling_params import StructuredOutputsParams
+from octavo.structured.thinking import TagTables, ThinkingGrammar
 from octavo.structured.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ _SLOW_MASK = 0.05
 _SLOW_MASKS = 3
 _STACK_BYTES = 64 << 20
 _NICENESS = 10
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class MatchedGrammar:
@@ -43,6 +47,8 @@ class MatchedGrammar:
         self._num_slow = 0
         self.mask: np.ndarray | None = None
         self.mask_seconds = 0.0
+
+    is_open = False
 
     @property
     def is_satisfied(self) -> bool:
@@ -90,20 +96,57 @@ class GrammarThread:
         self._lock = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._compiler: GrammarCompiler | None = None
+        self._read: Vocabulary | None = None
+        self._tables: dict[tuple[str, str], TagTables] = {}
         self._ends = np.zeros(0, np.uint8)
 
-    def compile(self, wanted: StructuredOutputsParams, *, ends: bool) -> "Future[MatchedGrammar]":
+    def compile(
+        self,
+        wanted: StructuredOutputsParams | None,
+        *,
+        ends: bool,
+        thinking: Thinking | None = None,
+        budget: int | None = None,
+    ) -> "Future[MatchedGrammar] | Future[ThinkingGrammar]":
         """See ``octavo.engine.grammar.GrammarSource``. The future raises ``GrammarError`` for what cannot be matched."""
-        key = hashlib.sha256(msgspec.msgpack.encode(wanted)).digest()
+        if thinking is not None:
+            return self._run(self._begin_thinking, wanted, ends, thinking, budget)
+        if wanted is None:
+            raise ValueError("there is nothing to confine a text to")
         with self._lock:
-            known = self._lookup(key, ends=ends)
+            known = self._lookup(_key(wanted), ends=ends)
         if known is not None:
             done: Future[MatchedGrammar] = Future()
             done.set_result(known)
             return done
+        return self._run(self._compile, wanted, ends)
+
+    def _run(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> "Future[T]":
         if self._thread is None:
             self._thread = _deep_thread(_begin_thread)
-        return self._thread.submit(self._compile, key, wanted, ends)
+        return self._thread.submit(function, *arguments, **keywords)
+
+    def _begin_thinking(
+        self, wanted: StructuredOutputsParams | None, ends: bool, thinking: Thinking, budget: int | None
+    ) -> ThinkingGrammar:
+        answer = self._compile(wanted, ends) if wanted is not None else None
+        tables = self._tables_of(thinking.opening, thinking.closing)
+        return ThinkingGrammar(tables, answer, tagged=thinking.tagged, implied=thinking.implied, budget=budget)
+
+    def _tables_of(self, opening: str, closing: str) -> TagTables:
+        tags = opening, closing
+        if tags not in self._tables:
+            vocabulary = self._loaded()
+            mask_bytes = (len(vocabulary.tokens) + 31) // 32 * 4
+            self._tables[tags] = TagTables(
+                vocabulary.tokens, vocabulary.eos_token_ids, opening=opening, closing=closing, mask_bytes=mask_bytes
+            )
+        return self._tables[tags]
+
+    def _loaded(self) -> Vocabulary:
+        if self._read is None:
+            self._read = self._vocabulary()
+        return self._read
 
     def _lookup(self, key: bytes, *, ends: bool) -> MatchedGrammar | None:
         entry = self._cache.get(key)
@@ -112,7 +155,8 @@ class GrammarThread:
         self._cache.move_to_end(key)
         return entry[0].fork() if ends else entry[0].without_ends(self._ends)
 
-    def _compile(self, key: bytes, wanted: StructuredOutputsParams, ends: bool) -> MatchedGrammar:
+    def _compile(self, wanted: StructuredOutputsParams, ends: bool) -> MatchedGrammar:
+        key = _key(wanted)
         with self._lock:
             known = self._lookup(key, ends=ends)
         if known is not None:
@@ -127,7 +171,7 @@ class GrammarThread:
     def _build(self) -> "GrammarCompiler":
         from octavo.structured.compiler import GrammarCompiler
 
-        vocabulary = self._vocabulary()
+        vocabulary = self._loaded()
         compiler = self._compiler = GrammarCompiler(vocabulary)
         ends = np.zeros(compiler.mask_bytes * 8, np.uint8)
         ends[vocabulary.eos_token_ids] = 1
@@ -140,6 +184,10 @@ class GrammarThread:
         self._cached_bytes += num_bytes
         while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
             self._cached_bytes -= self._cache.popitem(last=False)[1][1]
+
+
+def _key(wanted: StructuredOutputsParams) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(wanted)).digest()
 
 
 def _estimated_bytes(wanted: StructuredOutputsParams) -> int:

@@ -190,11 +190,6 @@ def leaves_of(node: Format, path: str = "") -> Iterator[tuple[str, JsonSchema | 
         yield from leaves_of(inner, f"{path}.{step}")
 
 
-def has_free_text(node: Format) -> bool:
-    """Whether there is text in it that has no form."""
-    return isinstance(node, AnyText | TriggeredTags) or any(has_free_text(inner) for _, inner in _inside(node))
-
-
 def _inside(node: Format) -> Iterator[tuple[str, Format]]:
     if isinstance(node, InOrder | Or):
         yield from ((f"elements[{i}]", inner) for i, inner in enumerate(node.elements))

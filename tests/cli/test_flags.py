@@ -60,6 +60,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "enable_auto_tool_choice": ("off", False),
     "tool_call_parser": ("mistral", "mistral"),
     "reasoning_parser": ("qwen3", "qwen3"),
+    "structured_outputs_in_reasoning": ("on", True),
+    "disable_fastapi_docs": ("on", True),
     "strict": ("TRUE", True),
     "log_format": ("json", "json"),
     "enable_force_include_usage": ("on", True),

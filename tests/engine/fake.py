@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,10 +20,10 @@ from octavo.engine.sequence import branch_seed
 from octavo.memory.contiguous import ContiguousKVManager
 from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVCacheManager
-from octavo.request import Request
-from octavo.sampling_params import BeamSearch, SamplingParams
+from octavo.request import Request, Thinking
+from octavo.sampling_params import BeamSearch, RepetitionDetectionParams, SamplingParams
 from octavo.step import PENDING, Candidates, ModelOutput, ScheduledSequence, SchedulerOutput
-from tests.engine.fake_grammar import EOS, VOCABULARY, FakeGrammars, begin, fake_form, pick
+from tests.engine.fake_grammar import EOS, VOCABULARY, FakeGrammars, begin_for, fake_form, fake_thinking, pick
 
 
 def next_token(context: list[int], seed: int, mask: np.ndarray | None = None) -> int:
@@ -173,23 +174,32 @@ def naive_beams(request: Request, max_model_len: int) -> list[NaiveBeam]:
     return finished[: params.n]
 
 
+def repeats(output: list[int], params: SamplingParams) -> bool:
+    """Whether it ends in copies of a pattern, by the definition."""
+    watched = params.repetition_detection
+    if watched is None:
+        return False
+    sizes = range(watched.sizes[0], watched.sizes[1] + 1)
+    wholes = [(size, size * watched.min_count) for size in sizes if size * watched.min_count <= len(output)]
+    return any(output[-whole:] == output[-size:] * watched.min_count for size, whole in wholes)
+
+
 def naive(request: Request, max_model_len: int) -> list[list[int]]:
     """The outputs of all branches by the simplest possible loop."""
     params, outputs = request.params, []
     for branch in range(params.num_branches):
         seed = branch_seed(request.seed, 0 if params.greedy else branch)
         tokens = list(request.prompt_token_ids)
-        form = params.structured_outputs
-        grammar = begin(form, ends=not params.ignore_eos) if form is not None else None
+        grammar = begin_for(request)
         while True:
             if grammar is not None:
                 grammar.compute_mask()
-            token = next_token(tokens, seed, grammar.mask if grammar is not None else None)
+            token = next_token(tokens, seed, grammar.mask if grammar is not None and not grammar.is_open else None)
             if token < 0:
                 break
             tokens.append(token)
             produced = len(tokens) - len(request.prompt_token_ids)
-            ended = tokens[-1] in stops_of(params) and produced >= params.min_tokens
+            ended = (tokens[-1] in stops_of(params) or repeats(tokens[-produced:], params)) and produced >= params.min_tokens
             if ended or produced >= (params.max_tokens or 0) or len(tokens) >= max_model_len:
                 break
             if grammar is not None and grammar.advance(token) and (params.ignore_eos or produced < params.min_tokens):
@@ -216,6 +226,8 @@ class Scenario:
         rng = self.rng = random.Random(self.seed)
         block_size = rng.choice([1, 2, 3, 4, 8])
         self.grammar_rng = random.Random(f"grammars {self.seed}")  # its own, so that it moves no other choice
+        self.watch_rng = random.Random(f"repetition {self.seed}")
+        self.thinking_rng = random.Random(f"thinking {self.seed}")
         self.grammars = FakeGrammars(self.grammar_rng)
         self.shared = [rng.randrange(1, VOCABULARY) for _ in range(12)]
         self.speculates = rng.random() < 0.3
@@ -311,6 +323,8 @@ class Scenario:
             repetition_penalty=1.2 if rng.random() < 0.2 else 1.0,
             structured_outputs=fake_form(self.grammar_rng) if beam is None and self.grammar_rng.random() < 0.2 else None,
         )
+        params, thinking = self.new_thinking(params)
+        params = self.new_watch(params)
         scope = rng.choice(["", "", "tenant"])
         return Request(
             id=f"r{len(self.arrivals)}",
@@ -321,7 +335,25 @@ class Scenario:
             priority=rng.randint(0, 2),
             cache_scope=scope,
             tenant=f"tenant-{len(self.arrivals) % 3}",
+            thinking=thinking,
         )
+
+    def new_watch(self, params: SamplingParams) -> SamplingParams:
+        """Some requests end when they repeat themselves, which over a small vocabulary they do."""
+        rng = self.watch_rng
+        if params.beam is not None or rng.random() < 0.7:
+            return params
+        largest = rng.randint(1, 3)
+        watched = RepetitionDetectionParams(max_pattern_size=largest, min_pattern_size=rng.randint(0, largest), min_count=2)
+        return msgspec.structs.replace(params, repetition_detection=watched)
+
+    def new_thinking(self, params: SamplingParams) -> tuple[SamplingParams, Thinking | None]:
+        """Some requests reason first, with a budget or before a form."""
+        rng = self.thinking_rng
+        if params.beam is not None or rng.random() < (0.5 if params.structured_outputs is None else 0.8):
+            return params, None
+        budget = rng.randrange(8) if params.structured_outputs is None or rng.random() < 0.7 else None
+        return msgspec.structs.replace(params, thinking_token_budget=budget), fake_thinking(rng)
 
     def run(self, *, check_every_step: bool = True) -> None:
         with pytest.MonkeyPatch.context() as patch:

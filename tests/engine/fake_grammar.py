@@ -2,18 +2,26 @@
 
 import random
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
+from octavo.request import Request, Thinking
 from octavo.sampling_params import StructuredOutputsParams
+from octavo.structured.reasoning import CLOSE, OPEN
+from octavo.structured.thinking import TagTables, ThinkingGrammar
 
 EOS, VOCABULARY = 0, 23
+TOKENS = [b"", b"<", b"think", b">", b"/", b"</", b"<think>", b"</think>", b">\n", b"\n", b" ", b">x", b"thi", b"nk>"]
+TOKENS += [bytes([65 + i]) for i in range(VOCABULARY - len(TOKENS))]
+TABLES = TagTables(TOKENS, [EOS], opening=OPEN, closing=CLOSE, mask_bytes=(VOCABULARY + 7) // 8)
 
 
 class FakeGrammar:
     """Allows a third to all of the tokens; after ``length`` of them nothing but an end. ``rule`` tells grammars apart."""
 
     mask_seconds = 0.0
+    is_open = False
 
     def __init__(self, rule: int, length: int, *, ends: bool, digest: int = 1, produced: int = 0) -> None:
         self.rule, self.length, self.ends, self.digest, self.produced = rule, length, ends, digest, produced
@@ -47,16 +55,36 @@ class FakeGrammar:
         return copy
 
 
+def fake_thinking(rng: random.Random) -> Thinking:
+    implied = rng.random() < 0.5
+    return Thinking(opening=OPEN, closing=CLOSE, tagged=rng.random() < 0.5 or not implied, implied=implied)
+
+
 def fake_form(rng: random.Random) -> StructuredOutputsParams:
     """A request for such a grammar: "rule length" in the place of a regex."""
     return StructuredOutputsParams(regex=f"{rng.randrange(9)} {rng.randint(1, 16)}")
 
 
-def begin(wanted: StructuredOutputsParams, *, ends: bool) -> FakeGrammar:
-    rule, length = map(int, (wanted.regex or "").split())
-    grammar = FakeGrammar(rule, length, ends=ends)
-    grammar.compute_mask()
-    return grammar
+def begin(
+    wanted: StructuredOutputsParams | None, *, ends: bool, thinking: Thinking | None, budget: int | None
+) -> FakeGrammar | ThinkingGrammar:
+    answer = None
+    if wanted is not None:
+        rule, length = map(int, (wanted.regex or "").split())
+        answer = FakeGrammar(rule, length, ends=ends)
+        answer.compute_mask()
+    if thinking is not None:
+        return ThinkingGrammar(TABLES, answer, tagged=thinking.tagged, implied=thinking.implied, budget=budget)
+    assert answer is not None
+    return answer
+
+
+def begin_for(request: Request) -> FakeGrammar | ThinkingGrammar | None:
+    params = request.params
+    if not params.is_confined:
+        return None
+    ends, budget = not params.ignore_eos, params.thinking_token_budget
+    return begin(params.structured_outputs, ends=ends, thinking=request.thinking, budget=budget)
 
 
 class FakeGrammars:
@@ -64,11 +92,18 @@ class FakeGrammars:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._pending: list[tuple[Future[FakeGrammar], FakeGrammar]] = []
+        self._pending: list[tuple[Future[Any], FakeGrammar | ThinkingGrammar]] = []
 
-    def compile(self, wanted: StructuredOutputsParams, *, ends: bool) -> "Future[FakeGrammar]":
-        future: Future[FakeGrammar] = Future()
-        self._pending.append((future, begin(wanted, ends=ends)))
+    def compile(
+        self,
+        wanted: StructuredOutputsParams | None,
+        *,
+        ends: bool,
+        thinking: Thinking | None = None,
+        budget: int | None = None,
+    ) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self._pending.append((future, begin(wanted, ends=ends, thinking=thinking, budget=budget)))
         if self._rng.random() < 0.5:
             self.tick(1.0)
         return future

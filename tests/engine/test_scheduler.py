@@ -273,9 +273,9 @@ def test_swap_or_recompute_follows_what_was_measured() -> None:
             cost.observe(plan, ModelOutput(step_id=0, token_ids=[], timings=timings))
 
     observe(copy_seconds=1e-6, forward_seconds=0.0)
-    assert cost.prefers_swap(num_blocks=10, num_tokens=160)
+    assert cost.part_of_recomputing(num_blocks=10, num_tokens=160) < 1.0
     observe(copy_seconds=10.0, forward_seconds=0.0)
-    assert not cost.prefers_swap(num_blocks=10, num_tokens=160)
+    assert cost.part_of_recomputing(num_blocks=10, num_tokens=160) == 1.0
 
 
 def test_the_cost_of_swapping_is_told_as_a_part_of_recomputing() -> None:

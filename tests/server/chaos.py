@@ -5,23 +5,28 @@
 
 import asyncio
 import json
+import operator
 import os
 import random
 import signal
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tests.server.prober import Prober
 from tests.server.tiny import RunningServer
 
 COMPLETIONS = "/v1/completions"
 PROBE = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "logprobs": 1}
 PATIENCE = 120.0
+DRAIN_SECONDS = 30.0
+"""The default of ``--drain-timeout``."""
 
 
 def probe(server: RunningServer) -> bytes:
@@ -32,13 +37,14 @@ def probe(server: RunningServer) -> bytes:
 
 
 def open_files(server: RunningServer) -> tuple[int, ...]:
-    """Open descriptors of the API process and of the engine process."""
-    return tuple(len(os.listdir(f"/proc/{pid}/fd")) for pid in (server.process.pid, server.engine_pid()))
+    """Open descriptors of the API process, of the engine process and of each that compiles grammars."""
+    pids = (server.process.pid, server.engine_pid(), *server.grammar_pids())
+    return tuple(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
 
 
 @dataclass
 class Baseline:
-    """A server at rest: what must be the same after everything."""
+    """A server at rest, once every process that it starts has been started: what must be the same after everything."""
 
     server: RunningServer
     answer: bytes = b""
@@ -46,6 +52,8 @@ class Baseline:
 
     def __post_init__(self) -> None:
         self.answer = probe(self.server)
+        confined = {"prompt": "hi", "guided_choice": ["the first grammar"]}
+        assert httpx.post(self.server.url + COMPLETIONS, json=confined, timeout=PATIENCE).status_code == 200
         self.files = min((self._rested() for _ in range(20)), default=())
 
     def _rested(self) -> tuple[int, ...]:
@@ -59,7 +67,7 @@ class Baseline:
             self.server.wait_metric(f"octavo_requests_{name}", 0)
         assert probe(self.server) == self.answer
         deadline = time.monotonic() + 30
-        while any(now > before for now, before in zip(open_files(self.server), self.files, strict=True)):
+        while len(now := open_files(self.server)) != len(self.files) or any(map(operator.gt, now, self.files)):
             assert time.monotonic() < deadline, f"open files: {self.files} before, {open_files(self.server)} after"
             time.sleep(0.05)
         assert httpx.get(f"{self.server.url}/healthz/ready").status_code == 200
@@ -202,10 +210,89 @@ async def sigterm_under_load(server: RunningServer, *, streams: int = 32) -> Cou
     return kinds
 
 
+async def sigterm_with_too_much(server: RunningServer, *, requests: int, tokens: int, patience: float) -> Counter[str]:
+    """More than can be finished in time: each client gets its whole answer or is told, all within ``patience`` seconds, who
+    comes later is sent away, and the process ends with 0."""
+    ways = (stream, whole)  # of each, every third request is short
+    work = [(ways[i % 2], long_request(i, tokens if i % 3 else 20)) for i in range(requests)]
+    tasks = [asyncio.create_task(way(server.url, fields)) for way, fields in work]
+    while not any(task.done() for task in tasks):
+        states = [await asyncio.to_thread(server.metric, f"octavo_requests_{state}") for state in ("running", "waiting")]
+        if sum(states) >= 0.9 * requests:
+            break
+        await asyncio.sleep(0.05)
+    begin = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    while httpx.get(f"{server.url}/healthz/ready").status_code == 200:
+        await asyncio.sleep(0.01)
+    late = await whole(server.url, long_request(0))
+    outcomes = await asyncio.gather(*tasks)
+    assert await asyncio.to_thread(server.join) == 0
+    took = time.monotonic() - begin
+    assert late.status == 503 and late.retry_after > 0
+    for outcome in outcomes:
+        assert outcome.done and outcome.kind in ("length", "Service Unavailable"), outcome
+    assert took < patience, f"{took:.1f} s after the signal"
+    return Counter(outcome.kind for outcome in outcomes)
+
+
+async def whole(url: str, fields: dict[str, Any]) -> Outcome:
+    """One request that is answered at once."""
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, verify=False) as client:
+        response = await client.post(COMPLETIONS, json=fields)
+    answer = response.json()
+    outcome = Outcome(status=response.status_code, done=True, retry_after=int(response.headers.get("retry-after", 0)))
+    if response.status_code == 200:
+        outcome.text, outcome.finish_reason = answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]
+    else:
+        outcome.error = answer["error"]
+    return outcome
+
+
+def bomb(number: int) -> dict[str, Any]:
+    """A form of an answer that takes seconds or gigabytes to compile, none like another."""
+    chain = "start: r0\n" + "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(3000)) + '\nr3000: "a"'
+    pattern = "(a|b|c){1,5000}d{1,5000}"
+    lists = {"type": "array", "minItems": 1000, "items": {"type": "string", "pattern": pattern}}
+    kinds: list[dict[str, Any]] = [
+        {"guided_grammar": f"{chain}\n// {number}"},
+        {"guided_json": {"type": "integer", "multipleOf": 9999991 + number, "minimum": 0, "maximum": 10**18}},
+        {"guided_regex": f"(((a{{1,{900 + number}}}){{1,900}}){{1,900}}){{1,900}}"},
+        {"guided_json": {"type": "array", "minItems": 100_000 + number, "maxItems": 200_000, "items": lists}},
+    ]
+    return kinds[number % len(kinds)]
+
+
+def grammar_bombs(server: RunningServer, count: int) -> tuple[Counter[str], float]:
+    """Hostile grammars, all at once. Each is refused for what it is or sent away with the time after which to come again; ones
+    that are meant are answered meanwhile. Returns what came of them, and what the slowest good one took."""
+
+    def send(number: int) -> str:
+        fields = {"prompt": "hi", "max_tokens": 4, **bomb(number)}
+        answer = httpx.post(server.url + COMPLETIONS, json=fields, timeout=10 * PATIENCE)
+        assert answer.status_code in (200, 400, 503), answer.text
+        assert answer.status_code != 503 or int(answer.headers["retry-after"]) >= 1
+        waits = f" after {answer.headers['retry-after']} s" if answer.status_code == 503 else ""
+        return f"{answer.status_code}{waits}"
+
+    slowest, number = 0.0, 0
+    with ThreadPoolExecutor(count) as pool:
+        answers = [pool.submit(send, i) for i in range(count)]
+        while not all(answer.done() for answer in answers):
+            number, begin = number + 1, time.monotonic()
+            fields = {"prompt": "hi", "guided_choice": [f"fine {number}"]}
+            good = httpx.post(server.url + COMPLETIONS, json=fields, timeout=PATIENCE)
+            assert good.json()["choices"][0]["text"] == f"fine {number}"
+            slowest = max(slowest, time.monotonic() - begin)
+            time.sleep(0.1)
+    return Counter(answer.result() for answer in answers), slowest
+
+
 def main(model: str, seconds: float) -> None:
-    """All of it, on one server."""
+    """All of it, on one server, and the end of it on another with the default time to drain."""
+    found = Path(model) if Path(model).exists() else model
     flags = ["--max-num-seqs", "16", "--drain-timeout", "120"]
-    server = RunningServer(Path(model) if Path(model).exists() else model, *flags).wait_ready()
+    server = RunningServer(found, *flags).wait_ready()
     baseline = Baseline(server)
     print("clients that leave:", dict(asyncio.run(clients_that_leave(server, seconds))), flush=True)
     baseline.check()
@@ -216,7 +303,21 @@ def main(model: str, seconds: float) -> None:
     million_tokens(server)
     print("a prompt of 1,000,000 tokens: refused", flush=True)
     baseline.check()
+    for path in ("/ping", "/healthz/live"):
+        with Prober(server.url, path) as prober:
+            begin = time.monotonic()
+            came, slowest = grammar_bombs(server, 200)
+            print(
+                f"200 grammar bombs: {time.monotonic() - begin:.1f} s, a good one {slowest:.2f} s at most, {dict(came)}",
+                flush=True,
+            )
+        print(f"{path} beside them: {prober.found}", flush=True)
+        assert prober.found.statuses == [200]
+        baseline.check()
     print("SIGTERM under load:", dict(asyncio.run(sigterm_under_load(server))), flush=True)
+    drained = RunningServer(found, "--max-num-seqs", "64").wait_ready()
+    came = asyncio.run(sigterm_with_too_much(drained, requests=200, tokens=1500, patience=DRAIN_SECONDS + 5))
+    print("SIGTERM with more than can be finished:", dict(came), flush=True)
 
 
 if __name__ == "__main__":

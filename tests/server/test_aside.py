@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from octavo.server import chat, completions, tokenization
+from octavo.server import chat, completions, params, tokenization
 from octavo.server.aside import MANY_BYTES, MANY_ENTRIES
 from octavo.server.options import ServerOptions
 from tests.server.fakes import Bench
@@ -13,6 +13,7 @@ from tests.server.fakes import Bench
 MANY_IDS = [5] * (MANY_ENTRIES + 1)
 TOOL = {"type": "function", "function": {"name": "f", "description": "x" * MANY_BYTES, "parameters": {"type": "object"}}}
 TOOLS = {"tools": [TOOL], "tool_choice": "none"}
+BIAS = {str(i): 1 for i in range(64)}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -29,6 +30,14 @@ def bench(tmp_path: Any) -> Bench:
         (completions, "split_prompts", "/v1/completions", {"prompt": [5]}, {"prompt": MANY_IDS}),
         (completions, "split_prompts", "/v1/completions", {"prompt": [[5], [6]]}, {"prompt": [MANY_IDS, [6]]}),
         (completions, "_decode", "/v1/completions", {"prompt": [5], "echo": True}, {"prompt": MANY_IDS, "echo": True}),
+        (params, "build", "/v1/completions", {"prompt": "a"}, {"prompt": "a", "bad_words": [f"w{i}" for i in range(64)]}),
+        (
+            params,
+            "build",
+            "/v1/completions",
+            {"prompt": "a"},
+            {"prompt": ["a"] * 64, "logit_bias": BIAS},
+        ),
         (chat, "read_tools", "/v1/chat/completions", {"messages": MESSAGES}, {"messages": MESSAGES, **TOOLS}),
     ],
 )

@@ -8,7 +8,6 @@ import pytest
 
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.server.call_grammar import forced_output, forced_schema, strict_output
-from octavo.server.reasoning import STYLES, ReasoningSplitter
 from octavo.server.tool_choice import Function, Tools
 from octavo.server.tools import PARSERS
 from octavo.server.tools.forced import RequiredParser
@@ -74,24 +73,18 @@ TREE_CALL = '{"name": "tree", "parameters": {"value": true, "next": {"value": fa
     ],
 )
 def test_required(text: str, fits: bool) -> None:
-    assert accepts(forced_output(tools("required"), thinks=False, tagged=False), text) == fits
+    assert accepts(forced_output(tools("required")), text) == fits
 
 
 def test_one_call_only() -> None:
-    one = forced_output(tools("required", parallel=False), thinks=False, tagged=False)
+    one = forced_output(tools("required", parallel=False))
     assert accepts(one, f"[{TREE_CALL}]") and not accepts(one, f"[{TREE_CALL}, {TREE_CALL}]")
 
 
-def test_a_named_function_behind_reasoning() -> None:
-    plain = forced_output(tools("named"), thinks=False, tagged=False)
-    opened = forced_output(tools("named"), thinks=True, tagged=False)
-    maybe = forced_output(tools("named"), thinks=True, tagged=True)
-    call = '{"city": "Köln", "days": 3}'
-    assert [accepts(wanted, call) for wanted in (plain, opened, maybe)] == [True, False, True]
-    thought = "hm <b> {\n</think>\n\n"
-    assert [accepts(wanted, thought + call) for wanted in (plain, opened, maybe)] == [False, True, False]
-    assert [accepts(wanted, "<think>" + thought + call) for wanted in (plain, opened, maybe)] == [False, True, True]
-    assert not accepts(opened, thought + "text")
+def test_a_named_function() -> None:
+    plain = forced_output(tools("named"))
+    assert accepts(plain, '{"city": "Köln", "days": 3}')
+    assert not accepts(plain, "text") and not accepts(plain, 'hm</think>{"city": "Köln", "days": 3}')
 
 
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
@@ -139,13 +132,9 @@ def test_nothing_to_keep_to() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_is_forced_is_read(seed: int) -> None:
-    thinks = seed % 2 == 1
-    text = drawn(forced_output(tools("required"), thinks=thinks, tagged=False), seed)
+    text = drawn(forced_output(tools("required")), seed)
     if text is None:
         return
-    if thinks:
-        splitter = ReasoningSplitter(STYLES["qwen3"], inside=True)
-        text = splitter.push(text).content
     content, calls = read(RequiredParser(), list(text))
     assert calls and not content
     assert [{"name": name, "parameters": json.loads(arguments)} for name, arguments in calls] == json.loads(text)
@@ -153,7 +142,7 @@ def test_whatever_is_forced_is_read(seed: int) -> None:
 
 
 def test_most_draws_end() -> None:
-    wanted = forced_output(tools("required"), thinks=False, tagged=False)
+    wanted = forced_output(tools("required"))
     assert sum(drawn(wanted, seed) is not None for seed in range(0, 40, 2)) >= 10
 
 

@@ -12,6 +12,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.outputs import RequestOutput
 from tests.server import chaos
+from tests.server.prober import Prober
 from tests.server.tiny import RunningServer
 
 REQUESTS = 48
@@ -62,6 +63,23 @@ def test_sigterm_under_load(tiny_model: Path) -> None:
         asyncio.run(chaos.sigterm_under_load(server))
     finally:
         server.kill()
+
+
+def test_sigterm_with_more_than_can_be_finished(tiny_model: Path) -> None:
+    server = RunningServer(tiny_model, "--max-num-seqs", "4", "--drain-timeout", "1.5").wait_ready()
+    try:
+        came = asyncio.run(chaos.sigterm_with_too_much(server, requests=150, tokens=450, patience=60))
+        assert came["Service Unavailable"] > 0
+    finally:
+        server.kill()
+
+
+def test_hostile_grammars_beside_good_ones_and_probes(stormy: RunningServer, baseline: chaos.Baseline) -> None:
+    engine = stormy.engine_pid()
+    with Prober(stormy.url) as live, Prober(stormy.url, "/ping") as ready:
+        came, _ = chaos.grammar_bombs(stormy, 12)
+    assert came["400"] > 0 and live.found.statuses == ready.found.statuses == [200]
+    assert live.found.count > 3 and stormy.engine_pid() == engine
 
 
 # ---------------------------------------------------------------------------------------------------------------- the bits

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.server.test_structured import MULTIPLE
 from tests.server.tiny import ROOT, RunningServer, write_tiny_llama
 
 
@@ -298,6 +300,21 @@ def test_what_cannot_finish_in_time_is_told_so(tiny_model: Path) -> None:
             rest = [line for line in lines if line]
         assert '"error"' in rest[-2] and rest[-1] == "data: [DONE]"
         assert server.join() == 0
+
+
+def test_whose_grammar_is_still_being_compiled_is_told_so(tiny_model: Path) -> None:
+    with running(tiny_model, "--drain-timeout", "0.1") as server:
+        server.wait_ready()
+        fields = {"prompt": "x", "guided_json": MULTIPLE}
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(httpx.post, f"{server.url}/v1/completions", json=fields, timeout=60)
+            while len(server.grammar_pids()) < 3:  # the two lanes, and the one that compiles
+                assert not answer.done()
+                time.sleep(0.01)
+            server.process.send_signal(signal.SIGTERM)
+            assert answer.result().status_code == 503
+        lanes = server.grammar_pids()
+        assert server.join() == 0 and not lanes
 
 
 def test_a_second_signal_stops_at_once(tiny_model: Path) -> None:

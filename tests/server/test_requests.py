@@ -207,9 +207,7 @@ def test_fields_of_other_servers_at_their_defaults_change_nothing(tmp_path: Path
     assert asked(bench, **defaults) == asked(bench)
     assert asked(bench, CHAT, **defaults, media_io_kwargs=None, mm_processor_kwargs=None) == asked(bench, CHAT)
     for name, value in {
-        "stream_interval": 5,
         "vllm_xargs": {"a": 1},
-        "return_token_offsets": True,
         "watermarking": {"k": 1},
     }.items():
         assert bench.error(COMPLETIONS, prompt="hi", **{name: value})["param"] == name
@@ -298,3 +296,57 @@ def test_the_official_client_sends_no_completion_field_that_is_unknown() -> None
 
     transport = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
     assert set(inspect.signature(Completions.create).parameters) - transport <= set(CompletionRequest.__struct_fields__)
+
+
+def test_offsets_of_the_prompts_tokens(bench: Bench) -> None:
+    text = "one Köln  two"
+    for cut in ({}, {"truncate_prompt_tokens": 3}, {"truncate_prompt_tokens": 3, "truncation_side": "right"}):
+        fields = {**cut, "return_token_offsets": True, "return_token_ids": True, "max_tokens": 2}
+        for stream in (False, True):
+            _, _, body = bench.call("POST", COMPLETIONS, {"prompt": [text, "two"], **fields, "stream": stream})
+            chunks = [json.loads(line.removeprefix("data: ")) for line in body.decode().splitlines() if "{" in line]
+            told = [c for chunk in chunks for c in chunk["choices"] if c.get("prompt_token_offsets") is not None]
+            assert [choice["index"] for choice in told] == [0, 1]
+            for choice, source in zip(told, (text, "two"), strict=True):
+                ids, offsets = choice["prompt_token_ids"], choice["prompt_token_offsets"]
+                assert len(ids) == len(offsets)
+                for token, (begin, end) in zip(ids, offsets, strict=True):
+                    found = bench.tokenizer.decode([token])
+                    assert "\ufffd" in found or found.strip() == source[begin:end].strip()
+    _, answer = bench.post(COMPLETIONS, prompt=[5, 6], return_token_offsets=True)
+    assert answer["choices"][0]["prompt_token_offsets"] is None
+    assert "prompt_token_offsets" not in bench.post(COMPLETIONS, prompt="one")[1]["choices"][0]
+
+
+def test_offsets_in_a_chat(bench: Bench) -> None:
+    fields = {"messages": HELLO, "return_token_offsets": True, "return_prompt_text": True, "return_token_ids": True}
+    for stream in (False, True):
+        _, _, body = bench.call("POST", CHAT, {**fields, "stream": stream})
+        first = json.loads(body.decode().splitlines()[0].removeprefix("data: "))
+        offsets, text = first["prompt_token_offsets"], first["prompt_text"]
+        assert len(offsets) == len(first["prompt_token_ids"]) and offsets[-1][1] == len(text)
+        assert all(0 <= begin <= end <= len(text) for begin, end in offsets)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_the_header_that_sets_a_priority(tmp_path: Path, path: str) -> None:
+    bench = Bench(tmp_path / "a", scheduling_policy="priority")
+    body = {"messages": HELLO} if path == CHAT else {"prompt": "hi"}
+    for header, own, priority in (("-10", {}, -10), (" 7 ", {"priority": 3}, 7), ("0", {"priority": 3}, 0)):
+        status, _, _ = bench.call("POST", path, {**body, **own}, headers={"X-Vllm-Priority": header})
+        assert status == 200 and bench.engine.requests[-1].priority == priority
+    for bad in ("", "1.5", "high", "--1", "99999999999", "2147483648", "\u00b2"):
+        error = error_of(*bench.call("POST", path, body, headers={"X-Vllm-Priority": bad})[::2])
+        assert error["param"] == "x-vllm-priority" and "X-Vllm-Priority" in error["message"]
+    plain = Bench(tmp_path / "b")
+    error = error_of(*plain.call("POST", path, body, headers={"X-Vllm-Priority": "1"})[::2])
+    assert error["param"] == "priority" and "not enabled" in error["message"]
+    assert plain.call("POST", path, body, headers={"X-Vllm-Priority": "0"})[0] == 200
+
+
+def test_the_page_under_its_other_name_and_none_at_all(bench: Bench, tmp_path: Path) -> None:
+    assert bench.call("GET", "/redoc")[::2] == bench.call("GET", "/docs")[::2]
+    closed = Bench(tmp_path / "closed", ServerOptions(disable_fastapi_docs=True))
+    for path in ("/docs", "/redoc", "/openapi.json"):
+        assert closed.call("GET", path)[0] == 404
+    assert closed.call("GET", "/version")[0] == 200

@@ -220,7 +220,7 @@ def test_what_was_refused_is_in_no_statistics_of_requests(bench: Bench) -> None:
 def test_a_request_that_an_engine_took_with_it_is_an_error(bench: Bench, stream: bool) -> None:
     bench.engine.refuse = engine_restarted()
     bench.call("POST", "/v1/completions", {"prompt": "x", "n": 2, "stream": stream})
-    assert bench.service.metrics.finished == {"stop": 0, "length": 0, "abort": 0, "error": 2}
+    assert bench.service.metrics.finished == {"stop": 0, "length": 0, "abort": 0, "error": 2, "repetition": 0}
 
 
 def test_no_part_of_a_stop_string_is_streamed(bench: Bench) -> None:

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from octavo.sampling_params import StructuredOutputsParams
-from octavo.server import grammar_checker
+from octavo.server.grammar_lanes import Lane, LaneFull
 from tests.server.fakes import Bench, error_of
 from tests.server.tiny import RunningServer
 
@@ -238,9 +238,12 @@ def test_tags_in_chats_streamed_and_not(server: RunningServer) -> None:
 
 
 def test_when_too_many_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_checker, "MAX_WAITING", 0)
+    def refuse(lane: Lane, wanted: StructuredOutputsParams, client: str) -> Any:
+        raise LaneFull(77)
+
+    monkeypatch.setattr(Lane, "submit", refuse)
     status, headers, body = bench.call("POST", COMPLETIONS, {"prompt": "hi", "guided_regex": "a"})
-    assert status == 503 and int(headers["retry-after"]) > 0 and error_of(status, body)
+    assert status == 503 and headers["retry-after"] == "77" and error_of(status, body)
     assert bench.post(COMPLETIONS, prompt="hi")[0] == 200
 
 
@@ -260,6 +263,9 @@ def test_bombs_harm_nobody(server: RunningServer) -> None:
         beside = httpx.post(f"{server.url}{COMPLETIONS}", json=body, timeout=60).json()["choices"][0]["text"]
         assert beside == quiet
         assert httpx.get(f"{server.url}/healthz/live", timeout=5).status_code == 200
+        fine = httpx.post(f"{server.url}{COMPLETIONS}", json={"prompt": "hi", "guided_choice": ["well"]}, timeout=60)
+        assert fine.json()["choices"][0]["text"] == "well"
+        assert not all(answer.done() for answer in answers), "what is quick to compile does not wait for what is not"
         assert {answer.result()[0] for answer in answers} == {400}
         assert all("takes more than 2 s or too much memory" in answer.result()[1] for answer in answers)
     assert server.engine_pid() == engine

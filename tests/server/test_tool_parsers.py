@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from octavo.server.tools import PARSERS, detect
 from octavo.server.tools.events import CallStart, Content, Event, Parser
 from octavo.server.tools.forced import NamedParser, RequiredParser
-from octavo.server.tools.pieces import JsonEnd, NotJson
+from octavo.server.tools.pieces import NotJson, ValueEnd
 from octavo.server.tools.written import read_arguments, read_call
 
 NAMES = frozenset({"f", "get_weather", "größe", "a.b"})
@@ -257,7 +257,7 @@ def test_pieces_joined_are_the_whole(name: str, data: st.DataObject) -> None:
 @given(data=st.data(), value=st.dictionaries(st.text(max_size=4), JSON, max_size=3) | st.lists(JSON, max_size=3))
 def test_the_end_of_json_is_found(data: st.DataObject, value: Any) -> None:
     text = json.dumps(value, indent=data.draw(st.sampled_from([None, 1])))
-    end, fed = JsonEnd(), 0
+    end, fed = ValueEnd(), 0
     for piece in data.draw(cut(text + data.draw(NOISE))):
         at = end.feed(piece) if piece else None
         if at is not None:
@@ -270,7 +270,7 @@ def test_the_end_of_json_is_found(data: st.DataObject, value: Any) -> None:
 
 def test_mismatched_brackets_end_at_once() -> None:
     with pytest.raises(NotJson) as error:
-        JsonEnd().feed('{"a": [1}')
+        ValueEnd().feed('{"a": [1}')
     assert error.value.at == 8
 
 

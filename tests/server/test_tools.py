@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from octavo.request import Thinking
 from octavo.server.call_grammar import forced_schema
 from octavo.server.chat_text import ChatText, TextPlan
 from octavo.server.options import ServerOptions
@@ -376,8 +377,9 @@ def test_forced_calls_behind_reasoning(tmp_path: Path) -> None:
     say(bench, 'Hm.</think>\n[{"name": "now", "parameters": {}}]')
     found = both(bench, tools=[NOW], tool_choice="required")
     assert found["reasoning"] == "Hm." and found["calls"] == [{"name": "now", "arguments": "{}"}] and not found["content"]
-    confined = bench.engine.requests[0].params.structured_outputs
-    assert confined is not None and confined.grammar is not None and "</think>" in confined.grammar
+    request = bench.engine.requests[0]
+    assert request.params.structured_outputs is not None and request.params.structured_outputs.json is not None
+    assert request.thinking == Thinking(opening="<think>", closing="</think>", tagged=True, implied=True)
 
 
 def test_effort_is_a_variable_of_the_template(tmp_path: Path) -> None:
@@ -388,13 +390,111 @@ def test_effort_is_a_variable_of_the_template(tmp_path: Path) -> None:
     assert "`reasoning_effort` has no effect" in answer["warnings"][0]
 
 
-def test_a_form_that_the_request_asks_for_has_no_reasoning(tmp_path: Path) -> None:
-    bench = make(tmp_path, reasoning_parser="deepseek_r1")
+def test_documents_are_a_variable_of_the_template(tmp_path: Path) -> None:
+    template = "{% for d in documents or [] %}{{ d.title }}: {{ d['text'] }}\n{% endfor %}{{ messages[0].content }}"
+    bench = make(tmp_path / "has", template=template)
+    documents = [{"title": "Köln", "text": "It rains."}, {"title": "Rom", "text": "<b>", "more": [1]}]
+    for stream in (False, True):
+        fields = {"messages": HELLO, "documents": documents, "return_prompt_text": True, "stream": stream}
+        _, _, body = bench.call("POST", CHAT, fields)
+        first = json.loads(body.decode().splitlines()[0].removeprefix("data: "))
+        assert first["prompt_text"] == "Köln: It rains.\nRom: <b>\n" + HELLO[0]["content"] and "warnings" not in first
+    nothing: list[Any] = [None, []]
+    for none in nothing:
+        _, answer = bench.post(CHAT, messages=HELLO, documents=none, return_prompt_text=True)
+        assert answer["prompt_text"] == HELLO[0]["content"] and "warnings" not in answer
+    _, answer = make(tmp_path / "lacks").post(CHAT, messages=HELLO, documents=documents)
+    assert "does not show `documents`" in answer["warnings"][0]
+
+
+@pytest.mark.parametrize("documents", ["text", {"a": 1}, ["text"], [None], [{}] * 1025])
+def test_documents_that_are_none(tooled: Bench, documents: Any) -> None:
+    error = tooled.error(CHAT, messages=HELLO, documents=documents)
+    assert error["param"].startswith("documents") and "documents" in error["message"], error
+
+
+def test_documents_that_are_too_much_to_render(tmp_path: Path) -> None:
+    template = "{% for d in documents %}{% for e in documents %}{{ d.text }}{% endfor %}{% endfor %}"
+    error = make(tmp_path, template=template).error(CHAT, messages=HELLO, documents=[{"text": "x" * 100}] * 1000)
+    assert "too much to render" in error["message"]
+
+
+OBJECT = {"type": "json_schema", "json_schema": {"type": "object"}}
+FORMS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_object"}},
+    {"structured_outputs": {"regex": "[{].*[}]"}},
+    {
+        "response_format": {
+            "type": "structural_tag",
+            "format": {
+                "type": "tag",
+                "begin": "",
+                "content": {"type": "json_schema", "json_schema": {"type": "object"}},
+                "end": "",
+            },
+        }
+    },
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["json_object", "regex", "structural_tag"])
+def test_a_form_begins_behind_the_reasoning(tmp_path: Path, form: dict[str, Any]) -> None:
+    bench = make(tmp_path, reasoning_parser="qwen3")
+    say(bench, '<think>Hm.</think>\n\n{"a": 1}')
+    found = both(bench, **form)
+    assert (found["reasoning"], found["content"]) == ("Hm.", '{"a": 1}')
+    assert bench.engine.requests[-1].thinking == Thinking(opening="<think>", closing="</think>", tagged=True, implied=False)
+    say(bench, 'Hm.</think>{"a": 1}')
+    found = both(bench, **form, chat_template_kwargs={"enable_thinking": True})
+    assert (found["reasoning"], found["content"]) == ("Hm.", '{"a": 1}')
+    assert bench.engine.requests[-1].thinking == Thinking(opening="<think>", closing="</think>", tagged=False, implied=True)
     say(bench, '{"a": 1}')
-    assert both(bench, response_format={"type": "json_object"})["content"] == '{"a": 1}'
-    schema = {"type": "json_schema", "json_schema": {"type": "object"}}
-    tags = {"type": "tag", "begin": "", "content": schema, "end": ""}
-    assert both(bench, response_format={"type": "structural_tag", "format": tags})["content"] == '{"a": 1}'
+    found = both(bench, **form, chat_template_kwargs={"enable_thinking": False})
+    assert (found["reasoning"], found["content"]) == ("", '{"a": 1}')
+    assert bench.engine.requests[-1].thinking is None
+
+
+def test_a_form_from_the_first_token_on_where_the_operator_wants_it(tmp_path: Path) -> None:
+    bench = make(tmp_path, reasoning_parser="deepseek_r1", structured_outputs_in_reasoning=True)
+    say(bench, '{"a": 1}')
+    found = both(bench, response_format={"type": "json_object"})
+    assert (found["reasoning"], found["content"]) == ("", '{"a": 1}')
+    assert bench.engine.requests[-1].thinking is None
+    say(bench, "Hm.</think>Rain.")
+    assert both(bench)["reasoning"] == "Hm."
+
+
+def test_a_budget_of_reasoning_is_the_engines_to_keep(tmp_path: Path) -> None:
+    bench = make(tmp_path, reasoning_parser="qwen3")
+    say(bench, "<think>Hm.</think>Rain.")
+    assert both(bench, thinking_token_budget=7)["reasoning"] == "Hm."
+    request = bench.engine.requests[-1]
+    assert request.params.thinking_token_budget == 7 and request.thinking is not None
+    both(bench, thinking_token_budget=7, chat_template_kwargs={"enable_thinking": False})
+    request = bench.engine.requests[-1]
+    assert request.params.thinking_token_budget is None and request.thinking is None
+    both(bench, thinking_token_budget=-1)
+    assert bench.engine.requests[-1].params.thinking_token_budget is None and bench.engine.requests[-1].thinking is None
+    for prompt, tagged in (("Why?", True), ("Why?<think>", False), ("<think>a</think> b <think>c", False)):
+        bench.post("/v1/completions", prompt=prompt, thinking_token_budget=3)
+        request = bench.engine.requests[-1]
+        assert request.thinking is not None and request.thinking.tagged == tagged, prompt
+    bench.post("/v1/completions", prompt="<think>a</think>", thinking_token_budget=3)
+    assert bench.engine.requests[-1].thinking is None
+
+
+@pytest.mark.parametrize("value", [-2, "a", 1.5, 2**40])
+def test_a_budget_that_is_none(tmp_path: Path, value: Any) -> None:
+    error = make(tmp_path, reasoning_parser="qwen3").error(CHAT, messages=HELLO, thinking_token_budget=value)
+    assert "thinking_token_budget" in error["message"] and error["param"] == "thinking_token_budget"
+
+
+def test_a_budget_needs_a_parser_and_draws(tmp_path: Path) -> None:
+    error = make(tmp_path / "without").error(CHAT, messages=HELLO, thinking_token_budget=5)
+    assert "--reasoning-parser" in error["message"] and error["param"] == "thinking_token_budget"
+    fields = {"messages": HELLO, "thinking_token_budget": 5, "use_beam_search": True, "n": 2}
+    error = make(tmp_path / "with", reasoning_parser="qwen3").error(CHAT, **fields)
+    assert "beam search" in error["message"] and error["param"] == "thinking_token_budget"
 
 
 def test_free_text_around_a_form_has_reasoning_and_calls(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A tiny Llama checkpoint with random weights, written without any modelling library, and the command that serves it."""
 
+import contextlib
 import json
 import os
 import re
@@ -59,6 +60,20 @@ def write_tiny_llama(directory: Path, **changes: object) -> Path:
     return directory
 
 
+def grammar_pids(server: int) -> list[int]:
+    """The processes that compile grammars for the process ``server``, in order of their ids: one, and those behind it."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if fields[0] != "Z" and b"octavo.server.grammar_process" in (entry / "cmdline").read_bytes():
+                parents[int(entry.name)] = int(fields[1])
+    found = [pid for pid, parent in parents.items() if parent == server]
+    for known in found:  # which grows on the way
+        found += [pid for pid, parent in parents.items() if parent == known]
+    return sorted(found)
+
+
 class RunningServer:
     """``octavo serve`` as users start it, on a free port. ``lines`` is what it has written to stderr."""
 
@@ -111,6 +126,10 @@ class RunningServer:
                 return pid
             time.sleep(0.01)
         raise AssertionError("there is no engine process")
+
+    def grammar_pids(self) -> list[int]:
+        """The processes that compile grammars."""
+        return grammar_pids(self.process.pid)
 
     def metric(self, name: str, *, headers: dict[str, str] | None = None, **labels: str) -> float:
         """One sample of /metrics."""

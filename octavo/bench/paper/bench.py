@@ -19,8 +19,9 @@ from octavo.bench.paper.store import Store
 from octavo.bench.paper.workload import HERE, TRACE_NAMES, Serve, Traces
 from octavo.build import Frontend, Loaded, Parts, load, load_parts, open_frontend
 from octavo.build_simulated import Simulated, preset_named, simulate_preset
-from octavo.clock import WallClock
+from octavo.clock import Clock, WallClock
 from octavo.config import EngineConfig
+from octavo.engine.engine import Engine
 
 WARM_UP = 4
 """Requests, of the first tokens only, that a real engine computes before a run."""
@@ -85,12 +86,21 @@ class Bench:
         arrivals = self.traces.arrivals(serve)
         if serve.machine != HERE:
             simulated = self.simulated(serve)
-            return replay(simulated.engine, arrivals, simulated.clock, limit=serve.limit)
+            return self._replay(serve, simulated.engine, arrivals, simulated.clock)
         loaded = self._loaded(self._config_of(serve))
-        engine = loaded.engine
         self._warm_up(loaded, arrivals[:WARM_UP])
-        engine.scheduler.kv.forget_cached()
-        return replay(engine, arrivals, WallClock(), limit=serve.limit)
+        loaded.engine.scheduler.kv.forget_cached()
+        return self._replay(serve, loaded.engine, arrivals, WallClock())
+
+    @staticmethod
+    def _replay(serve: Serve, engine: Engine, arrivals: list[Arrival], clock: Clock) -> Replayed:
+        prefix = arrivals[0].request.prompt_token_ids[: serve.prefix_len] if serve.pinned else []
+        if prefix:
+            engine.pin_prefix(prefix)
+        try:
+            return replay(engine, arrivals, clock, limit=serve.limit)
+        finally:
+            engine.unpin_prefix(prefix)  # the next run may have the same engine and another trace
 
     def _loaded(self, config: EngineConfig) -> Loaded:
         """The engine of the last run, if this one needs the same."""
@@ -130,7 +140,7 @@ class Bench:
             kv_allocation=serve.policy,
             kv_cache_memory_bytes=None,
             num_gpu_blocks_override=serve.kv_slots // serve.block_size,
-            enable_prefix_caching=serve.prefix_caching,
+            enable_prefix_caching=serve.pinned,
             preemption_mode=serve.preemption_mode,
         )
 

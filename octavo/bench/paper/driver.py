@@ -82,7 +82,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     same numbers, by percent as text. ``gave_up``: the mean was certain to pass the limit, so the run was ended and the mean is
     a lower bound. ``seconds``: from the first arrival to the last token. Mean counts under load: ``requests_at_once``,
     ``sequences_at_once``, ``output_rate`` in tokens a second (of all branches together) and ``slots``. ``saved_at_end``: of the
-    entries of block tables that requests have when they end, the part that refers to a block of another branch.
+    entries of block tables that requests have at their longest, when they end or a step before their first branch does, the
+    part that refers to a block of another branch.
     """
 
     normalized_latency: float
@@ -181,8 +182,9 @@ class _Run:
             self._step()
             steps += 1
             if steps % SAMPLED == 0 or not self._engine.has_work:
-                now, tokens = self._clock(), self._output_tokens()
-                self._look(now - seen_at, tokens - seen_tokens)
+                now, live = self._clock(), self._engine.scheduler.live_sequences
+                tokens = self._output_tokens(live)
+                self._look(now - seen_at, tokens - seen_tokens, live)
                 seen_at, seen_tokens = now, tokens
                 if self._is_lost(now):
                     self._give_up()
@@ -198,7 +200,8 @@ class _Run:
     def _step(self) -> None:
         if self._branched:  # before each step, because what ends in it is gone afterwards
             for request_id, entries, blocks in self._engine.scheduler.blocks_of_requests():
-                self._holdings[request_id] = entries, blocks
+                if entries >= self._holdings.get(request_id, (0, 0))[0]:  # less when branches end one by one
+                    self._holdings[request_id] = entries, blocks
         for delta in self._engine.step():
             if delta.metrics is not None and delta.metrics.finished_time is not None:
                 arrival = self._unfinished.pop(delta.request_id)
@@ -206,15 +209,15 @@ class _Run:
                 self._finished_tokens += arrival.output_len * arrival.branches
                 self._num_finished += 1
 
-    def _output_tokens(self) -> int:
+    def _output_tokens(self, live: Sequence[Branch]) -> int:
         """So far, of all branches: counted in sequences, because beams are told of when their search has ended."""
-        return self._finished_tokens + sum(seq.num_output_tokens for seq in self._engine.scheduler.live_sequences)
+        return self._finished_tokens + sum(seq.num_output_tokens for seq in live)
 
-    def _look(self, seconds: float, tokens: int) -> None:
+    def _look(self, seconds: float, tokens: int, live: Sequence[Branch]) -> None:
         stats, slots = self._engine.stats(), self._engine.scheduler.kv_slots()
         state = {name: float(getattr(slots, name)) for name in SLOTS}
         state["requests"] = float(stats.num_running)
-        state["sequences"] = float(sum(seq.row >= 0 for seq in self._engine.scheduler.live_sequences))
+        state["sequences"] = float(sum(seq.row >= 0 for seq in live))
         now = self._clock() - self._start
         arriving = bool(self._pending) and now >= self._loaded_from
         waited_for = stats.num_waiting + stats.num_swapped > 0

@@ -42,12 +42,16 @@ SAMPLE = 2000
 
 SAMPLE_SEED = 0
 
+DRAWS = 200
+"""Samples of which a run takes the one that is most like its trace."""
+
 
 class Serve(msgspec.Struct, frozen=True, kw_only=True):
     """One run of an engine under requests.
 
     ``machine``: ``HERE`` or a simulated one. ``rate`` is in requests a second, None: all are there at once. All lengths of the
-    trace are divided by ``shrink``. ``repeat`` tells equal runs apart. ``limit``: see ``driver.replay``.
+    trace are divided by ``shrink``. ``pinned``: what all prompts begin with is computed and pinned before the first arrives.
+    ``repeat`` tells equal runs apart. ``limit``: see ``driver.replay``.
     """
 
     machine: str
@@ -63,7 +67,7 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     n: int = 1
     beam_width: int = 0
-    prefix_caching: bool = False
+    pinned: bool = False
     preemption_mode: PreemptionMode = "auto"
     max_num_batched_tokens: int = 2048
     repeat: int = 0
@@ -72,6 +76,12 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def branches(self) -> int:
         return self.beam_width or self.n
+
+    @property
+    def prefix_len(self) -> int:
+        """Tokens that all prompts begin with."""
+        shared = int(self.trace.rpartition("-")[2]) if self.trace.startswith("translation") else 0
+        return -(-shared // self.shrink)
 
     @property
     def name(self) -> str:
@@ -92,12 +102,18 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
 
 def spread(requests: Sequence[TraceRequest], count: int, seed: int) -> list[TraceRequest]:
     """``count`` of them in random order, evenly spread over their lengths: a short run has long requests and short ones as the
-    whole trace has. More than there are: all of them, again and again."""
+    whole trace has. Prompts are a few long ones among many short, and what sharing saves is a matter of their part of all
+    tokens: so of many such draws the one is taken whose mean prompt and mean output are nearest to those of the trace. More
+    than there are: all of them, again and again."""
     random = np.random.default_rng([seed, count])
     ordered = sorted(requests, key=lambda request: len(request.prompt_token_ids) + request.output_len)
     whole, left = divmod(count, len(ordered))
-    places = (np.arange(left) + random.random()) * len(ordered) / max(1, left)
-    chosen = [ordered[min(len(ordered) - 1, int(place))] for place in places] + ordered * whole
+    chosen = ordered * whole
+    if left:
+        places = ((np.arange(left) + random.random((DRAWS, left))) * len(ordered) / left).astype(int)
+        lengths = np.array([(len(request.prompt_token_ids), request.output_len) for request in ordered], float)
+        means = lengths[places].mean(axis=1) / lengths.mean(axis=0)
+        chosen += [ordered[place] for place in places[np.square(means - 1).sum(axis=1).argmin()]]
     return [chosen[i] for i in random.permutation(len(chosen))]
 
 
@@ -124,9 +140,9 @@ class Traces:
 
     def _arrival(self, serve: Serve, index: int, request: TraceRequest) -> Arrival:
         prompt = request.prompt_token_ids
-        shared = int(serve.trace.rpartition("-")[2]) if serve.trace.startswith("translation") else 0
+        shared = serve.prefix_len * serve.shrink
         own = max(1, -(-(len(prompt) - shared) // serve.shrink))
-        kept = prompt[: -(-shared // serve.shrink)] + prompt[shared : shared + own]
+        kept = prompt[: serve.prefix_len] + prompt[shared : shared + own]
         output_len = max(1, round(request.output_len / serve.shrink))
         seed = serve.seed * 1_000_003 + index
         params = serve.params(output_len)

@@ -10,7 +10,8 @@ import re
 import msgspec
 
 from octavo.server.tools.events import CallArguments, CallStart, Event, content
-from octavo.server.tools.pieces import JsonEnd, NotJson
+from octavo.server.tools.pieces import NotJson, ValueEnd
+from octavo.server.tools.states import StateParser
 
 _HEAD = re.compile(r'\s*[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*+")\s*,\s*"parameters"\s*:\s*(?=\{)')
 _MAX_HEAD = 4096
@@ -34,20 +35,14 @@ class NamedParser:
         return []
 
 
-class RequiredParser:
+class RequiredParser(StateParser):
     """One or more calls. Text that the grammar does not allow, and the beginning of a call that was cut before its arguments,
     are content."""
 
     def __init__(self) -> None:
-        self._state = self._head
+        super().__init__(self._head)
         self._held = ""
-        self._arguments = JsonEnd()
-
-    def push(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        while text:
-            text = self._state(text, events)
-        return events
+        self._arguments = ValueEnd()
 
     def finish(self) -> list[Event]:
         return [] if self._held.strip() in ("", "]") else content(self._held)
@@ -60,7 +55,7 @@ class RequiredParser:
             return self._plain("", events) if len(self._held) > _MAX_HEAD else ""
         rest = self._held[found.end() :]
         events.append(CallStart(msgspec.json.decode(found.group(1), type=str)))
-        self._held, self._state, self._arguments = "", self._in_arguments, JsonEnd()
+        self._held, self._state, self._arguments = "", self._in_arguments, ValueEnd()
         return rest
 
     def _in_arguments(self, text: str, events: list[Event]) -> str:

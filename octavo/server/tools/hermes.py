@@ -5,7 +5,8 @@ the tags and is no call stays content, tags and all.
 """
 
 from octavo.server.tools.events import Event
-from octavo.server.tools.json_calls import JsonCallParser, State
+from octavo.server.tools.json_calls import JsonCallParser
+from octavo.server.tools.states import State
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

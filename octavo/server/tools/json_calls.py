@@ -1,36 +1,27 @@
-"""What the parsers of calls in JSON share: states that take text in turn, free text up to a marker, and one object at a time.
+"""What the parsers of calls in JSON share: free text up to a marker, and one object at a time.
 
 Knows no format: a parser says what may stand between its marker and an object, what the object has to be, and what comes after
 it. The invariant: all text that has been taken and is not yet an event is in ``_held`` and ``_object``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 from octavo.server.tools.events import Event, content, whole_call
 from octavo.server.tools.pieces import NotJson, split_at
+from octavo.server.tools.states import State, StateParser
 from octavo.server.tools.written import Call, JsonObject, read_call
 
-State: TypeAlias = Callable[[str, list[Event]], str]
-"""Takes text, adds events, returns what is left of the text."""
 
-
-class JsonCallParser(ABC):
+class JsonCallParser(StateParser, ABC):
     """One answer's. ``marker`` is what calls stand behind."""
 
     marker: ClassVar[str]
 
     def __init__(self) -> None:
-        self._state: State = self._outside
+        super().__init__(self._outside)
         self._held = ""
         self._object = JsonObject()
-
-    def push(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        while text:
-            text = self._state(text, events)
-        return events
 
     def finish(self) -> list[Event]:
         inside = self._object.text if self._state == self._inside else ""

@@ -5,7 +5,8 @@ just is JSON: an object is a call when it names a function of the request, else 
 """
 
 from octavo.server.tools.events import Event
-from octavo.server.tools.json_calls import JsonCallParser, State
+from octavo.server.tools.json_calls import JsonCallParser
+from octavo.server.tools.states import State
 from octavo.server.tools.written import Call, read_call
 
 MARKER = "<|python_tag|>"

@@ -7,7 +7,8 @@ The older ones go on with an array, ``[{"name": "f", "arguments": {...}}, ...]``
 import re
 
 from octavo.server.tools.events import Event
-from octavo.server.tools.json_calls import JsonCallParser, State
+from octavo.server.tools.json_calls import JsonCallParser
+from octavo.server.tools.states import State
 from octavo.server.tools.written import Call, read_arguments, read_call
 
 MARKER = "[TOOL_CALLS]"

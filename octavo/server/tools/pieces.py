@@ -1,14 +1,14 @@
-"""Tools for reading text that comes in pieces: markers that may be cut anywhere, and where a JSON value ends.
+"""Tools for reading text that comes in pieces: markers that may be cut anywhere, and where a value in brackets ends.
 
 Time is linear in the text, whatever its pieces. Knows nothing of calls.
 """
 
 import re
 
+import msgspec
+
 MAX_DEPTH = 64
-_STRUCTURE = re.compile(r'["{}\[\]]')
-_IN_STRING = re.compile(r'["\\\x00-\x1f]')
-_CLOSES = {"}": "{", "]": "["}
+_CLOSES = {"}": "{", "]": "[", ")": "("}
 
 
 def overlap(text: str, marker: str) -> int:
@@ -29,58 +29,72 @@ def split_at(text: str, marker: str) -> tuple[str, str, bool]:
 
 
 class NotJson(ValueError):
-    """No continuation makes this JSON. ``at`` is the index of the character in the piece that was fed last."""
+    """No continuation makes this a value. ``at`` is the index of the character in the piece that was fed last."""
 
     def __init__(self, at: int) -> None:
         super().__init__(f"not JSON at {at}")
         self.at = at
 
 
-class JsonEnd:
-    """Finds where an object or array ends. It follows brackets and strings; decoding finds what else is wrong."""
+class Syntax(msgspec.Struct, frozen=True):
+    """How values are written: what matters outside strings, what matters in them, and which characters are their quotes. What
+    matters in a string and is neither a quote nor a backslash cannot be there."""
 
-    def __init__(self) -> None:
+    outside: re.Pattern[str]
+    inside: re.Pattern[str]
+    quotes: str
+
+
+JSON = Syntax(re.compile(r'["{}\[\]]'), re.compile(r'["\\\x00-\x1f]'), '"')
+"""A bare control character is no JSON, as the line break after a string that was never closed."""
+
+
+class ValueEnd:
+    """Finds where a value in brackets ends. It follows brackets and strings; reading it finds what else is wrong."""
+
+    def __init__(self, syntax: Syntax = JSON) -> None:
+        self._syntax = syntax
         self._open: list[str] = []
-        self._in_string = False
+        self._quote = ""
         self._escaped = False
 
-    def feed(self, text: str, begin: int = 0) -> int | None:
-        """Goes on at ``text[begin]``, at first the opening bracket. Returns the index just past the value, None while it goes
+    def feed(self, text: str) -> int | None:
+        """Goes on with ``text``, at first from the opening bracket. Returns the index just past the value, None while it goes
         on. Raises ``NotJson``."""
-        i = begin
+        i = 0
         while i < len(text):
-            if self._in_string:
+            if self._quote:
                 i = self._through_string(text, i)
                 continue
-            found = _STRUCTURE.search(text, i)
+            found = self._syntax.outside.search(text, i)
             if found is None:
                 return None
-            i = found.end()
-            character = found.group()
-            if character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._open.append(character)
-                if len(self._open) > MAX_DEPTH:
-                    raise NotJson(i - 1)
-            else:
+            i, character = found.end(), found.group()
+            if character in self._syntax.quotes:
+                self._quote = character
+            elif character in _CLOSES:
                 if not self._open or self._open.pop() != _CLOSES[character]:
                     raise NotJson(i - 1)
                 if not self._open:
                     return i
+            else:
+                self._open.append(character)
+                if len(self._open) > MAX_DEPTH:
+                    raise NotJson(i - 1)
         return None
 
     def _through_string(self, text: str, i: int) -> int:
         if self._escaped:
             self._escaped = False
             return i + 1
-        found = _IN_STRING.search(text, i)
+        found = self._syntax.inside.search(text, i)
         if found is None:
             return len(text)
-        if found.group() == "\\":
+        character = found.group()
+        if character == "\\":
             self._escaped = True
-        elif found.group() == '"':
-            self._in_string = False
-        else:  # a bare control character, as the line break after a string that was never closed
+        elif character == self._quote:
+            self._quote = ""
+        elif character not in self._syntax.quotes:
             raise NotJson(found.start())
         return found.end()

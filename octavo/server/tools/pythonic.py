@@ -7,31 +7,24 @@ a whole or not at all: anything in it but calls of the request's functions with 
 import re
 
 from octavo.server.tools.events import Event, content, whole_call
-from octavo.server.tools.pieces import MAX_DEPTH, NotJson, split_at
+from octavo.server.tools.pieces import NotJson, Syntax, ValueEnd, split_at
 from octavo.server.tools.python_literals import read_calls
+from octavo.server.tools.states import StateParser
 
 START, END = "<|python_start|>", "<|python_end|>"
-_STRUCTURE = re.compile(r"""["'()\[\]{}]""")
-_IN_STRING = re.compile(r"""["'\\\n]""")
-_CLOSES = {")": "(", "]": "[", "}": "{"}
+_PYTHON = Syntax(re.compile(r"""["'()\[\]{}]"""), re.compile(r"""["'\\\n]"""), "\"'")
 _MAYBE_NAME = re.compile(r"[\w\s.-]*")
 
 
-class PythonicParser:
+class PythonicParser(StateParser):
     """Calls name one of ``functions``."""
 
     def __init__(self, functions: frozenset[str]) -> None:
+        super().__init__(self._start)
         self._functions = functions
-        self._state = self._start
         self._held = ""
-        self._end = _ListEnd()
+        self._end = ValueEnd(_PYTHON)
         self._pieces: list[str] = []
-
-    def push(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        while text:
-            text = self._state(text, events)
-        return events
 
     def finish(self) -> list[Event]:
         held = "" if self._state == self._after else self._held
@@ -42,7 +35,7 @@ class PythonicParser:
         rest = text.lstrip()
         self._held += text[: len(text) - len(rest)]
         if rest.startswith("["):
-            self._end, self._state = _ListEnd(), self._name
+            self._end, self._state = ValueEnd(_PYTHON), self._name
             self._held += "["
             self._end.feed("[")
             return rest[1:]
@@ -104,50 +97,3 @@ class PythonicParser:
     def _give_up(self, events: list[Event]) -> None:
         events += content(self._held + "".join(self._pieces))
         self._held, self._pieces, self._state = "", [], self._outside
-
-
-class _ListEnd:
-    """Finds where a Python list ends."""
-
-    def __init__(self) -> None:
-        self._open: list[str] = []
-        self._quote = ""
-        self._escaped = False
-
-    def feed(self, text: str) -> int | None:
-        """Returns the index just past the list, None while it goes on. Raises ``NotJson`` where it cannot go on."""
-        i = 0
-        while i < len(text):
-            if self._quote:
-                i = self._through_string(text, i)
-                continue
-            found = _STRUCTURE.search(text, i)
-            if found is None:
-                return None
-            i, character = found.end(), found.group()
-            if character in "'\"":
-                self._quote = character
-            elif character in "([{":
-                self._open.append(character)
-                if len(self._open) > MAX_DEPTH:
-                    raise NotJson(i - 1)
-            elif self._open.pop() != _CLOSES[character]:
-                raise NotJson(i - 1)
-            elif not self._open:
-                return i
-        return None
-
-    def _through_string(self, text: str, i: int) -> int:
-        if self._escaped:
-            self._escaped = False
-            return i + 1
-        found = _IN_STRING.search(text, i)
-        if found is None:
-            return len(text)
-        if found.group() == "\n":
-            raise NotJson(found.start())
-        if found.group() == "\\":
-            self._escaped = True
-        elif found.group() == self._quote:
-            self._quote = ""
-        return found.end()

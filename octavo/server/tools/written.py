@@ -6,7 +6,7 @@ read: no NaN, no number beyond a double, no half of a surrogate pair.
 
 import msgspec
 
-from octavo.server.tools.pieces import JsonEnd, NotJson
+from octavo.server.tools.pieces import NotJson, ValueEnd
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -20,7 +20,7 @@ class JsonObject:
     """One object as it grows. ``text`` is all of it that has come."""
 
     def __init__(self) -> None:
-        self._end = JsonEnd()
+        self._end = ValueEnd()
         self._pieces: list[str] = []
 
     def push(self, text: str) -> int | None:

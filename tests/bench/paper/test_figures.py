@@ -28,7 +28,7 @@ SPEED = {"paged": 8.0, "orca-oracle": 4.0, "orca-pow2": 3.0, "orca-max": 2.0, "f
 
 def run_of(serve: Serve) -> Replayed:
     """The paper's order of policies; blocks of 16 hold 98 % tokens, smaller ones more, at no cost."""
-    speed = SPEED[serve.policy] * (3 if serve.prefix_caching else 1)
+    speed = SPEED[serve.policy] * (3 if serve.pinned else 1)
     share = 1 - 0.02 * serve.block_size / 16 if serve.policy == "paged" else SPEED[serve.policy] / 10
     saved = {1: 0.0, 2: 200.0, 4: 300.0, 6: 500.0}[serve.branches] * (4 if serve.beam_width else 1)
     slots = dict.fromkeys(SLOTS, 0.0) | {"tokens": 1000 * share, "internal": 1000 * (1 - share), "saved": saved}

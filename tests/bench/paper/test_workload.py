@@ -1,13 +1,16 @@
 """Which requests a run has."""
 
 import msgspec
+import numpy as np
 import pytest
 
+from octavo.bench.paper.driver import Replayed
 from octavo.bench.paper.scenes import SHRINK, long_scene, scene
 from octavo.bench.paper.workload import TRACE_NAMES, spread
 from octavo.bench.traces import TraceRequest
+from octavo.engine.engine import Engine
 from octavo.executor.presets import PRESETS
-from tests.bench.paper.conftest import MakeBench
+from tests.bench.paper.conftest import MakeBench, replayed
 
 
 def test_a_short_run_has_lengths_from_everywhere() -> None:
@@ -18,6 +21,16 @@ def test_a_short_run_has_lengths_from_everywhere() -> None:
     assert sorted(len(r.prompt_token_ids) for r in spread(requests, 1000, 3)) == list(range(1, 1001))
     assert len(spread(requests, 2500, 0)) == 2500
     assert spread(requests, 10, 1) == spread(requests, 10, 1) != spread(requests, 10, 2)
+
+
+def test_a_short_run_has_prompts_and_outputs_like_its_trace() -> None:
+    random = np.random.default_rng(0)
+    prompts, outputs = random.lognormal(3.5, 1.8, 1000).astype(int) + 1, random.integers(1, 600, 1000)
+    requests = [TraceRequest([0] * prompt, output) for prompt, output in zip(prompts.tolist(), outputs.tolist(), strict=True)]
+    for seed in range(5):
+        chosen = spread(requests, 8, seed)
+        assert sum(len(r.prompt_token_ids) for r in chosen) / 8 == pytest.approx(prompts.mean(), rel=0.15)
+        assert sum(r.output_len for r in chosen) / 8 == pytest.approx(outputs.mean(), rel=0.15)
 
 
 @pytest.mark.parametrize("trace", TRACE_NAMES)
@@ -39,6 +52,28 @@ def test_prefixes_stay_whole(make_bench: MakeBench) -> None:
     ]
     assert all(prompt[:80] == prompts[0][:80] and len(prompt) > 80 for prompt in prompts)
     assert len({tuple(prompt[80:]) for prompt in prompts}) == 6
+
+
+def test_a_shared_prefix_is_resident_before_the_first_request_and_for_that_run_only(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench()
+    pinned: list[int] = []
+
+    def counted(engine: Engine, *args: object, **named: object) -> Replayed:
+        kv = engine.scheduler.kv
+        pinned.append(kv.num_pinned)
+        assert kv.device.num_used == kv.num_pinned
+        return replayed()
+
+    monkeypatch.setattr("octavo.bench.paper.bench.replay", counted)
+    monkeypatch.setattr(bench, "say", lambda line: None)
+    for machine, trace, shared in (("here", "translation-80", 5), ("llama-13b", "translation-341", 21)):
+        serve = scene(bench, machine, trace, num_requests=4)
+        bench.served(msgspec.structs.replace(serve, pinned=True, max_model_len=512))
+        bench.served(msgspec.structs.replace(serve, max_model_len=512))
+        assert pinned[-2:] == [shared, 0]
+    bench.close()
 
 
 def test_lengths_are_divided_where_it_is_said(make_bench: MakeBench) -> None:

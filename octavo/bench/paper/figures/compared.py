@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Way:
-    """One way of serving: a curve."""
+    """One way of serving: a curve. ``shares_prefix``: what all prompts begin with is pinned. ``in_quick``: or left out."""
 
     label: str
     policy: KVAllocation
-    prefix_caching: bool
+    shares_prefix: bool
     color: str
+    in_quick: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,17 +56,15 @@ class Compared:
     goals: tuple[Goal, ...]
     plans: dict[tuple[Mode, bool], Plan]
     notes: tuple[str, ...] = ()
-    real_slots: int | None = None
     modes: tuple[Mode, ...] = ("real", "simulated")
 
     def points(self, bench: Bench, mode: Mode) -> Sequence[Point]:
         machine = HERE if mode == "real" else self.preset
         made = []
         for trace in self.traces:
-            for way in self.ways:
-                serve = scene(bench, machine, trace, policy=way.policy, prefix_caching=way.prefix_caching)
-                if mode == "real" and self.real_slots is not None:
-                    serve = msgspec.structs.replace(serve, kv_slots=self.real_slots)
+            for way in [way for way in self.ways if way.in_quick or not bench.quick]:
+                serve = scene(bench, machine, trace, policy=way.policy)
+                serve = msgspec.structs.replace(serve, pinned=way.shares_prefix)
                 spec = {"trace": trace, "way": way.label, "serve": msgspec.structs.asdict(serve)}
                 made.append(Point(f"{trace} {way.label}", mode, {**spec, "plan": self.plans[mode, bench.quick].spec()}))
         return made
@@ -119,7 +118,8 @@ class Compared:
         made = []
         for mode in findings.modes:
             found = findings.of(mode)
-            for goal in self.goals:
+            measured = {m["way"] for m in found}
+            for goal in [goal for goal in self.goals if goal.other in measured]:
                 ratio = _knee(found, goal.trace, goal.way) / _knee(found, goal.trace, goal.other)
                 what = f"rate of {goal.way} over {goal.other}, {TRACE_NAMES[goal.trace]}, {_title(self, mode)}"
                 met = None if goal.wanted is None else ratio >= goal.wanted

@@ -44,11 +44,12 @@ class SwapOrRecompute:
         rounds = 6 if bench.quick else 25
         made = [
             Point(f"{TOKENS} tokens, block size {size}", mode, {"kind": "overhead", "block": size, "rounds": rounds})
-            for size in SIZES
+            for size in (SIZES[::2] if bench.quick else SIZES)
         ]
         for size in PRESSED[1:2] if bench.quick else PRESSED:
             for way in WAYS:
-                serve = msgspec.structs.replace(long_scene(bench, block_size=size), preemption_mode=way, num_requests=48)
+                count = 32 if bench.quick else 48
+                serve = msgspec.structs.replace(long_scene(bench, block_size=size), preemption_mode=way, num_requests=count)
                 spec = {"kind": "pressure", "block": size, "way": way, "serve": msgspec.structs.asdict(serve)}
                 made.append(Point(f"under pressure, block size {size}, {way}", mode, spec))
         return made
@@ -92,13 +93,13 @@ class SwapOrRecompute:
         drawing.frame(left, title=f"{TOKENS} tokens", x="tokens in a block", y="milliseconds")
         shown = [
             drawing.Curve(
-                title, list(range(len(SIZES))), [m[way] * 1e3 for m in overheads], drawing.COLORS[i], drawing.MARKERS[i]
+                title, list(range(len(overheads))), [m[way] * 1e3 for m in overheads], drawing.COLORS[i], drawing.MARKERS[i]
             )
             for i, (way, title) in enumerate(WAYS.items())
         ]
         drawing.curves(left, shown)
         left.set_yscale("log")
-        left.set_xticks(range(len(SIZES)), [str(m["block"]) for m in overheads])
+        left.set_xticks(range(len(overheads)), [str(m["block"]) for m in overheads])
         drawing.frame(right, title="Under pressure, ShareGPT", x="tokens in a block", y="tokens/s")
         sizes = list(dict.fromkeys(m["block"] for m in found if m["kind"] == "pressure"))
         both = [
