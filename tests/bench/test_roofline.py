@@ -27,7 +27,7 @@ from octavo.build import load_parts
 from octavo.config import EngineConfig
 
 FLAGS = ["--batch-size", "1", "3", "--context-len", "40", "--prefill", "20", "--num-iters", "4", "--num-threads", "1"]
-KINDS = {"embedding", "norms", "qkv", "rotary", "attention", "o", "gate_up", "down", "lm_head", "sampling"}
+KINDS = {"embedding", "norms", "qkv", "rotary", "attention", "o", "gate_up", "down", "lm_head"}
 
 
 @pytest.fixture(scope="module", autouse=True)
