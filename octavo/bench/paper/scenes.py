@@ -80,11 +80,11 @@ def _enough(trace: str, policy: KVAllocation, *, quick: bool) -> int:
     return count if trace in SHRUNK else 2 * count
 
 
-def long_scene(bench: Bench, *, policy: KVAllocation = "paged", block_size: int = 16, repeat: int = 0) -> Serve:
+def long_scene(bench: Bench, *, policy: KVAllocation = "paged", block_size: int = 16) -> Serve:
     """ShareGPT at its true lengths on this machine, all requests at once; in quick runs at a quarter of them."""
     if bench.quick:
         quick = scene(bench, HERE, "sharegpt", policy=policy)
-        return msgspec.structs.replace(quick, block_size=block_size, repeat=repeat)
+        return msgspec.structs.replace(quick, block_size=block_size)
     counts = {"paged": 48, "orca-oracle": 48, "orca-pow2": 40, "orca-max": 24, "fastertransformer": 18}
     return Serve(
         machine=HERE,
@@ -95,5 +95,4 @@ def long_scene(bench: Bench, *, policy: KVAllocation = "paged", block_size: int 
         max_model_len=LONG_LEN,
         max_num_seqs=128,
         block_size=block_size,
-        repeat=repeat,
     )

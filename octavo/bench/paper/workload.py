@@ -51,7 +51,7 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
 
     ``machine``: ``HERE`` or a simulated one. ``rate`` is in requests a second, None: all are there at once. All lengths of the
     trace are divided by ``shrink``. ``pinned``: what all prompts begin with is computed and pinned before the first arrives.
-    ``repeat`` tells equal runs apart. ``limit``: see ``driver.replay``.
+    ``limit``: see ``driver.replay``.
     """
 
     machine: str
@@ -70,7 +70,6 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool = False
     preemption_mode: PreemptionMode = "auto"
     max_num_batched_tokens: int = 2048
-    repeat: int = 0
     limit: float | None = None
 
     @property

@@ -1,7 +1,9 @@
-"""Fig. 2: what the slots of KV memory hold, by allocation policy; and how much smaller blocks waste, and cost."""
+"""Fig. 2: what the slots of KV memory hold, by allocation policy; and how much blocks of each size waste.
+
+What small blocks cost is ``block_size``'s to say: whole runs are too different from one another for it.
+"""
 
 from collections.abc import Sequence
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,12 +33,10 @@ COLORS = {
     "external fragmentation and others": "#7d5ba6",
 }
 BLOCK_SIZES = (16, 8, 4, 2, 1)
-COMPARED = (16, 8, 4)
-"""Block sizes whose throughput is compared in several rounds."""
 RATE = 2.0
 """Requests a second on the simulated OPT-13B, where the paper measured."""
-ENOUGH, ENOUGH_SMALLER, COST = 0.97, 0.99, 0.02
-"""What is wanted at 16; and at a smaller size, with at most this cost."""
+ENOUGH, ENOUGH_SMALLER = 0.97, 0.99
+"""What is wanted at 16, and at a smaller size."""
 
 
 class MemoryWaste:
@@ -49,14 +49,7 @@ class MemoryWaste:
 
     def points(self, bench: Bench, mode: Mode) -> Sequence[Point]:
         made = [self._policy(bench, mode, policy) for policy in POLICIES]
-        made += [self._block(bench, mode, size, 0) for size in BLOCK_SIZES]
-        if mode == "real":
-            made += [self._block(bench, mode, size, repeat) for repeat in self._repeats(bench) for size in COMPARED]
-        return made
-
-    @staticmethod
-    def _repeats(bench: Bench) -> Sequence[int]:
-        return range(1, 2 if bench.quick else 4)
+        return [*made, *(self._block(bench, mode, size) for size in BLOCK_SIZES)]
 
     @staticmethod
     def _policy(bench: Bench, mode: Mode, policy: Any) -> Point:
@@ -64,19 +57,17 @@ class MemoryWaste:
         return Point(policy, mode, {"kind": "policy", "policy": policy, "serve": msgspec.structs.asdict(serve)})
 
     @staticmethod
-    def _block(bench: Bench, mode: Mode, size: int, repeat: int) -> Point:
-        """The repeats of a block size are rounds: all sizes in turn, so that what disturbs the machine disturbs all."""
+    def _block(bench: Bench, mode: Mode, size: int) -> Point:
         if mode == "real":
-            serve = long_scene(bench, block_size=size, repeat=repeat)
+            serve = long_scene(bench, block_size=size)
         else:
             serve = msgspec.structs.replace(_simulated(bench, "paged"), block_size=size)
-        spec = {"kind": "block", "block": size, "repeat": repeat, "serve": msgspec.structs.asdict(serve)}
-        return Point(f"block size {size}, round {repeat}", mode, spec)
+        return Point(f"block size {size}", mode, {"kind": "block", "block": size, "serve": msgspec.structs.asdict(serve)})
 
     def measure(self, bench: Bench, point: Point) -> Record:
         run = bench.served(msgspec.convert(point.spec["serve"], Serve))
         shares = {part: run.part_of_wanted(*names) for part, names in PARTS.items()}
-        return {"shares": shares, "tokens_of_allocated": run.tokens_of_allocated, "output_rate": run.output_rate, **_brief(run)}
+        return {"shares": shares, "tokens_of_allocated": run.tokens_of_allocated, **_brief(run)}
 
     def tables(self, findings: Findings) -> Sequence[Table]:
         made = []
@@ -129,8 +120,7 @@ class MemoryWaste:
             share = _share(findings.of(mode), 16)
             what = f"allocated slots holding tokens, block size 16, {_title(mode)}"
             made.append(Verdict(what, _percent(REPORTED["paged"]), _percent(share), f">= {ENOUGH:.0%}", share >= ENOUGH))
-        if findings.of("real"):
-            made += _smaller(findings.of("real"))
+            made.append(_smaller(findings.of(mode), mode))
         return made
 
 
@@ -148,55 +138,25 @@ def _of_kind(found: Sequence[Measured], kind: str) -> list[Measured]:
     return [m for m in found if m["kind"] == kind]
 
 
-def _blocks(found: Sequence[Measured], size: int) -> list[Measured]:
-    return [m for m in _of_kind(found, "block") if m["block"] == size]
-
-
 def _share(found: Sequence[Measured], size: int) -> float:
-    return float(median(m["tokens_of_allocated"] for m in _blocks(found, size)))
+    return next(float(m["tokens_of_allocated"]) for m in _of_kind(found, "block") if m["block"] == size)
 
 
 def _wastes(found: Sequence[Measured]) -> list[float]:
     return [1 - _share(found, size) for size in BLOCK_SIZES]
 
 
-def _costs(found: Sequence[Measured], size: int) -> list[float]:
-    """Throughput lost against blocks of 16, in each round that has both; the first round of all also warms the machine up."""
-    rates = {(m["block"], m["repeat"]): m["output_rate"] for m in _of_kind(found, "block")}
-    rounds = sorted(repeat for block, repeat in rates if block == size and repeat > 0 and (16, repeat) in rates)
-    return [1 - rates[size, repeat] / rates[16, repeat] for repeat in rounds]
-
-
 def _block_table(found: Sequence[Measured], mode: Mode) -> Table:
-    rows = []
-    for size in BLOCK_SIZES:
-        costs = _costs(found, size)
-        rate = median(m["output_rate"] for m in _blocks(found, size))
-        spread = f"{min(costs):+.1%} to {max(costs):+.1%}" if costs else None
-        rows.append([size, _percent(_share(found, size)), rate, _percent(median(costs)) if costs else None, spread])
-    columns = ["block size", "allocated slots that hold tokens", "tokens/s", "throughput cost against 16", "in single rounds"]
-    notes = [_lengths(found[0])]
-    if mode == "real":
-        notes.append("The cost is the median over rounds that take all sizes in turn.")
-    return Table(f"Paged, by block size, {_title(mode)}", columns, rows, notes)
+    rows: list[list[str | int]] = [[size, _percent(_share(found, size))] for size in BLOCK_SIZES]
+    notes = [_lengths(found[0]), "What a step costs with each size is in Fig. 18b."]
+    return Table(f"Paged, by block size, {_title(mode)}", ["block size", "allocated slots that hold tokens"], rows, notes)
 
 
-def _smaller(found: Sequence[Measured]) -> list[Verdict]:
-    """Whether a smaller size wastes little and costs little, and what is recommended therefore."""
-    good = []
-    for size in COMPARED[1:]:
-        costs = _costs(found, size)
-        if costs and _share(found, size) >= ENOUGH_SMALLER and median(costs) <= COST:
-            good.append(size)
-    shown = "; ".join(
-        f"{size}: {_share(found, size):.1%} at a cost of {median(_costs(found, size)):.1%}"
-        for size in COMPARED[1:]
-        if _costs(found, size)
-    )
-    wanted = f">= {ENOUGH_SMALLER:.0%} at a cost of at most {COST:.0%}"
-    verdict = Verdict("allocated slots holding tokens, smaller blocks", "", shown, wanted, bool(good))
-    default = good[0] if good else 16
-    return [verdict, Verdict("block size to recommend", "16", str(default))]
+def _smaller(found: Sequence[Measured], mode: Mode) -> Verdict:
+    """The largest blocks that waste next to nothing."""
+    size = next((size for size in BLOCK_SIZES if _share(found, size) >= ENOUGH_SMALLER), 1)
+    what = f"largest blocks of whose slots {ENOUGH_SMALLER:.0%} hold tokens, {_title(mode)}"
+    return Verdict(what, "", f"{size} ({_share(found, size):.1%})")
 
 
 def _lengths(m: Measured) -> str:
