@@ -41,8 +41,9 @@ class Invocations:
 
 
 def _again(pieces: list[bytes], receive: Receive) -> Receive:
-    """The body once more, then whatever comes after it."""
+    """The body once more, then whatever comes after it. Empties ``pieces``, so that nothing is kept once it has been read."""
     left = deque(pieces)
+    pieces.clear()
 
     async def receive_again() -> Message:
         if left:
