@@ -78,13 +78,13 @@ class Facts:
         return Response(await asyncio.to_thread(openapi.page), media_type="text/html", headers=openapi.PAGE_HEADERS)
 
     async def metrics(self, http: HttpRequest) -> Response:
-        exposition = await asyncio.to_thread(_import_exposition)
-        text, media_type = exposition.render(self._service)
-        return Response(text, media_type=media_type)
+        exposition = await asyncio.to_thread(import_exposition)
+        text = await asyncio.to_thread(exposition.render, exposition.snapshot(self._service))
+        return Response(text, media_type=exposition.MEDIA_TYPE)
 
 
-def _import_exposition() -> ModuleType:
-    """Imported late, and on a thread: the exporter's library is slow to import, and nothing waits for a scrape."""
+def import_exposition() -> ModuleType:
+    """Imported late, and on a thread: the exporter's library is slow to import, and no start waits for a scrape."""
     from octavo.server import exposition
 
     return exposition

@@ -1,7 +1,7 @@
 """GET /metrics: the numbers of the engine and the server in Prometheus' format.
 
 Our names begin with ``octavo_``; the names that existing dashboards ask for stand beside them with the same values. Fixed
-buckets and fixed labels, so the number of series does not depend on what clients do. Imported when first scraped.
+buckets and fixed labels, so the number of series does not depend on what clients do. Imported when the server is ready.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,11 +24,19 @@ _QUEUE = (0.3, 1.0, 5.0, 10.0, 30.0, 60.0)
 _TOKENS = (10, 100, 1000, 10000, 100000)
 
 
-def render(service: Service) -> tuple[bytes, str]:
-    """The text of a scrape and its media type."""
+MEDIA_TYPE = CONTENT_TYPE_LATEST
+
+
+def snapshot(service: Service) -> "Families":
+    """Every number of one scrape, taken at once: nothing of it changes any more."""
+    return Families(list(_Snapshot(service).collect()))
+
+
+def render(families: "Families") -> bytes:
+    """The text of a scrape. It takes milliseconds, and needs nothing that others change."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Snapshot(service))
-    return generate_latest(registry), CONTENT_TYPE_LATEST
+    registry.register(families)
+    return generate_latest(registry)
 
 
 def saturation(stats: EngineStats, *queues: tuple[int, int]) -> float:
@@ -37,8 +45,18 @@ def saturation(stats: EngineStats, *queues: tuple[int, int]) -> float:
     return min(1.0, max(usage, *(waiting / limit for waiting, limit in queues)))
 
 
-class _Snapshot(Collector):
-    """Every family of one scrape."""
+class Families(Collector):
+    """What a registry is given to write."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+class _Snapshot:
+    """Every family of one scrape, from what the server knows now."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

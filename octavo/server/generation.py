@@ -58,6 +58,7 @@ class Generation:
         self._log = log
         self._mailbox = Mailbox()
         self._closed = False
+        self._failure: Exception | None = None
         self._counts = False
         offsets = itertools.accumulate((request.params.n for request in requests), initial=0)
         self._processors = {
@@ -98,7 +99,9 @@ class Generation:
 
     async def updates(self) -> list[ChoiceUpdate]:
         """Waits for what is new and returns it, in order; nothing when every choice is complete. Raises ``ApiError`` and
-        ``ClientGone``."""
+        ``ClientGone``, after everything that came before them."""
+        if self._failure is not None:
+            raise self._failure
         updates: list[ChoiceUpdate] = []
         try:
             while self._unfinished and not updates:
@@ -108,7 +111,9 @@ class Generation:
                     updates += self._process(delta, now)
         except Exception as error:
             self._note_failure(error)
-            raise
+            if not updates:
+                raise
+            self._failure = error
         return updates
 
     def client_gone(self) -> None:

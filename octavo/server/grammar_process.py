@@ -31,7 +31,7 @@ _STACK_BYTES = 4 << 20
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """Can this be compiled, within so many seconds of computing and of waiting, at a priority so much lower?"""
+    """Can this be compiled, within so many seconds of computing and of waiting, at a priority no higher than that?"""
 
     wanted: StructuredOutputsParams
     seconds: float
@@ -110,7 +110,7 @@ def examine(compiler: "GrammarCompiler", question: Question, lane: socket.socket
 def _compile_and_exit(compiler: "GrammarCompiler", question: Question, target: int) -> NoReturn:
     """Compiles on a thread whose stack is smaller than any in the engine: what fits here fits there."""
     try:
-        os.nice(question.niceness)
+        _lower_priority(question.niceness)
         _limit_memory()
         signal.setitimer(signal.ITIMER_PROF, question.seconds)
         threading.stack_size(_STACK_BYTES)
@@ -123,6 +123,11 @@ def _compile_and_exit(compiler: "GrammarCompiler", question: Question, target: i
         os._exit(0)
     finally:
         os._exit(1)
+
+
+def _lower_priority(niceness: int) -> None:
+    """To ``niceness``, whatever it was; never up, which few may."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def _verdict(compiler: "GrammarCompiler", wanted: StructuredOutputsParams) -> Verdict:

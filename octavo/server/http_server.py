@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import functools
 import http
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +82,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_header_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
+        # What refers to itself in a circle is freed by a collection only, and a busy server would have much to collect.
+        self.cycle = None  # type: ignore[assignment]  # as it is before the first request
+        self.scope = None  # type: ignore[assignment]  # of the last request, whose own it stays
 
     def data_received(self, data: bytes) -> None:
         message, in_headers = self._messages, self._header_timer is not None
@@ -113,7 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_header_timer()
         super().on_headers_complete()
-        self.scope["state"]["write_part"] = functools.partial(self._write_part, self.cycle)
+        self.scope["state"]["write_part"] = functools.partial(self._write_part, weakref.ref(self.cycle))
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(errors.malformed("The request is not valid HTTP/1.1."))
@@ -136,10 +140,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def _unsupported_upgrade_warning(self) -> None:
         """The request is answered as if it had not asked to upgrade, which HTTP allows; no line of the log is due."""
 
-    def _write_part(self, cycle: RequestResponseCycle, part: bytes) -> bool:
+    def _write_part(self, known: "weakref.ref[RequestResponseCycle]", part: bytes) -> bool:
         """Sends a part of an answer that is under way, at once; False where that is ``send``'s business, because there is
         something to wait for. Streams call it for every token, and all of ``send``'s layers would cost as much as the token."""
-        if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding or cycle.response_complete:
+        cycle = known()
+        if (
+            cycle is None
+            or self.flow.write_paused
+            or cycle.disconnected
+            or not cycle.chunked_encoding
+            or cycle.response_complete
+        ):
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
         return True

@@ -1,5 +1,6 @@
 """POST /invocations: completions and chat on one route, as some platforms call a model; the shape of the body tells which."""
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -7,7 +8,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from octavo.server import body, errors
+from octavo.server import aside, body, errors
+from octavo.server.aside import MANY_BYTES
 from octavo.server.service import Service
 
 Handler = Callable[[HttpRequest], Awaitable[Response]]
@@ -22,12 +24,13 @@ class Invocations:
 
     async def handle(self, http: HttpRequest) -> Response:
         """Raises ``ApiError`` 400 for a body that none of them takes."""
-        content = await body.read_body(http.scope, http.receive, self._service.options)
-        return await self._choose(content)(HttpRequest(http.scope, _again(content, http.receive)))
+        pieces = await body.read_body(http.scope, http.receive, self._service.options)
+        handler = await aside.run(sum(map(len, pieces)) > MANY_BYTES, self._choose, pieces)
+        return await handler(HttpRequest(http.scope, _again(pieces, http.receive)))
 
-    def _choose(self, content: bytes) -> Handler:
+    def _choose(self, pieces: list[bytes]) -> Handler:
         try:
-            names = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+            names = msgspec.json.decode(b"".join(pieces), type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return next(iter(self._handlers.values()))  # says what is wrong with it
         for name, handler in self._handlers.items():
@@ -37,13 +40,14 @@ class Invocations:
         raise errors.malformed(f"Cannot find suitable handler for request: it has neither {wanted}.", "body")
 
 
-def _again(content: bytes, receive: Receive) -> Receive:
-    """The body once more, in one piece, then whatever comes after it."""
-    left = [content]
+def _again(pieces: list[bytes], receive: Receive) -> Receive:
+    """The body once more, then whatever comes after it. Empties ``pieces``, so that nothing is kept once it has been read."""
+    left = deque(pieces)
+    pieces.clear()
 
     async def receive_again() -> Message:
         if left:
-            return {"type": "http.request", "body": left.pop(), "more_body": False}
+            return {"type": "http.request", "body": left.popleft(), "more_body": bool(left)}
         return await receive()
 
     return receive_again

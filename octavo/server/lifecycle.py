@@ -6,7 +6,6 @@ The exit status is 0 only for an asked-for stop. Whatever ends the server, strea
 import asyncio
 import concurrent.futures
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -17,7 +16,8 @@ import traceback
 from typing import TYPE_CHECKING
 
 from octavo.config import ConfigError, EngineConfig
-from octavo.server.app import build_app
+from octavo.server import garbage
+from octavo.server.app import build_app, import_exposition
 from octavo.server.auth import Keyring
 from octavo.server.engine_handle import EngineProcess
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from octavo import build
 
 _POLL = 0.02
-_GC_YOUNG = 4
-"""Collections of the youngest objects to one of those that survived them, which then takes a millisecond and not three."""
 _SWITCH_SECONDS = 0.001
 """What the event loop waits for a thread at the most, unless it is in the middle of something that cannot be interrupted."""
 _LAST_WORDS = 0.2
@@ -72,6 +70,7 @@ class Lifecycle:
         self._process_start = process_start
         self._log = Log.to(sys.stderr, options.log_format)
         self._signals = 0
+        self._tidying: asyncio.Task[None] | None = None
 
     async def run(self, started: "concurrent.futures.Future[Started]", spawner: concurrent.futures.ThreadPoolExecutor) -> int:
         """Serves until a signal or a fault. ``started`` is the first engine process. Returns the exit status."""
@@ -106,6 +105,8 @@ class Lifecycle:
         exit_status = await self._until_told(loading)
         self._http.should_exit = True
         loading.cancel()
+        if self._tidying is not None:
+            self._tidying.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving
         if self._traces is not None:
@@ -157,6 +158,13 @@ class Lifecycle:
         self._status.text_ready()
         ready, process = await self._engine_ready
         self._announce(ready, process)
+        self._tidying = asyncio.create_task(self._stay_tidy())
+
+    async def _stay_tidy(self) -> None:
+        """What a start does not wait for, and then the collector."""
+        await asyncio.to_thread(import_exposition)
+        garbage.settle()
+        await garbage.collect_at_rest(lambda: not self._http.server_state.tasks)
 
     def _on_engine_ready(self, ready: Ready, process: EngineProcess) -> None:
         if self._engine_ready.done():
@@ -221,8 +229,7 @@ class Lifecycle:
 
 def _settle_down() -> None:
     """What holds up the event loop without being on it: the collector, and threads that keep the interpreter to themselves."""
-    gc.freeze()  # what is here stays, and need not be looked at again
-    gc.set_threshold(700, _GC_YOUNG, 10)
+    garbage.settle()
     sys.setswitchinterval(_SWITCH_SECONDS)
 
 

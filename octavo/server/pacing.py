@@ -23,6 +23,12 @@ class Pacer:
         """What leaves now."""
         return updates if self._interval == 1 else list(self._due(updates))
 
+    def rest(self) -> list[ChoiceUpdate]:
+        """What is held back, for when nothing more will come."""
+        rest = [self._held[index] for index in sorted(self._held)]
+        self._held.clear()
+        return rest
+
     def _due(self, updates: Iterable[ChoiceUpdate]) -> Iterable[ChoiceUpdate]:
         for update in updates:
             if update.beams is not None:

@@ -1,5 +1,6 @@
 """What completions and chat share in answering: the envelope of a response, the usage, and errors after a stream has begun."""
 
+import contextlib
 import os
 import traceback
 from collections.abc import AsyncGenerator, Sequence
@@ -160,15 +161,14 @@ def _put_together(answer: WholeAnswer) -> Response:
 async def stream(answer: StreamedAnswer, generation: Generation, log: Log, *, interval: int | None) -> AsyncGenerator[bytes]:
     """The events of an answer, for ``interval`` tokens each; when it fails, the error in place of the rest, because the status
     line is long gone."""
-    pacer = Pacer(interval or 1)
     may_be_much = generation.params.prompt_logprobs is not None
     try:
-        while new := await generation.updates():
-            updates = pacer.take(new)
-            is_much = may_be_much and any(len(update.prompt_logprobs or ()) > MANY_ENTRIES // 20 for update in updates)
-            if piece := await aside.run(is_much, answer.events, updates):
-                faults.point("stream")
-                yield piece
+        async with contextlib.aclosing(_paced(generation, interval or 1)) as paced:
+            async for updates in paced:
+                is_much = may_be_much and any(len(update.prompt_logprobs or ()) > MANY_ENTRIES // 20 for update in updates)
+                if piece := await aside.run(is_much, answer.events, updates):
+                    faults.point("stream")
+                    yield piece
         faults.point("stream")
         yield answer.last_events()
     except ClientGone:
@@ -183,3 +183,16 @@ async def stream(answer: StreamedAnswer, generation: Generation, log: Log, *, in
         yield answer.failure_events(errors.internal(error_id))
     finally:
         generation.close()
+
+
+async def _paced(generation: Generation, interval: int) -> AsyncGenerator[list[ChoiceUpdate]]:
+    """What is new, ``interval`` tokens of a choice at a time. Before a failure comes what was held back when it happened."""
+    pacer = Pacer(interval)
+    try:
+        while new := await generation.updates():
+            yield pacer.take(new)
+    except ClientGone:
+        raise
+    except Exception:
+        yield pacer.rest()
+        raise

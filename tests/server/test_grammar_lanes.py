@@ -1,6 +1,7 @@
 """Whose grammar is compiled next, who is turned away and until when, and what happens when the compiling process is lost."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ from octavo.server.errors import ApiError
 from octavo.server.grammar_checker import FIRST_SECONDS, GrammarChecker
 from octavo.server.grammar_lanes import GrammarProcess, Lane, LaneFull, ProcessClosed
 from octavo.server.grammar_process import Question, Verdict
+from octavo.server.main import API_NICENESS
 from octavo.server.structured import Wanted
 from octavo.structured.vocabulary import Vocabulary
 from tests.server.tiny import grammar_pids
@@ -162,10 +164,10 @@ def test_closing_ends_what_is_being_compiled() -> None:
         except ProcessClosed as error:
             errors.append(error)
 
+    lanes = processes()  # before one of them has begun to compile
     thread = threading.Thread(target=ask)
     thread.start()
     deadline = time.monotonic() + 30
-    lanes = processes()
     while not (compiling := [pid for pid in children(lanes) if pid not in lanes]):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -173,6 +175,43 @@ def test_closing_ends_what_is_being_compiled() -> None:
     thread.join(30)
     assert len(errors) == 1
     wait_until_gone([*lanes, *compiling])
+
+
+@pytest.mark.parametrize("niceness", [0, 10, 19])
+def test_a_compilation_gives_way(niceness: int) -> None:
+    """Its thread counts, and that is made after the priority is lowered."""
+    process = GrammarProcess(lambda: VOCABULARY, lanes=2)
+    process.ask(0, question(form("a+")))
+    slow = question(StructuredOutputsParams(json=SLOW), seconds=60.0, niceness=niceness)
+
+    def ask() -> None:
+        with contextlib.suppress(ProcessClosed):
+            process.ask(1, slow)
+
+    lanes = processes()  # before one of them has begun to compile
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    deadline, found = time.monotonic() + 30, list[int]()
+    while len(found) < 2 and time.monotonic() < deadline:
+        found = [nice for pid in children(lanes) if pid not in lanes for nice in priorities(pid)]
+        time.sleep(0.01)
+    process.close()
+    thread.join(30)
+    assert found == [max(niceness, os.getpriority(os.PRIO_PROCESS, 0))] * 2
+
+
+def test_the_longer_it_may_take_the_more_it_gives_way() -> None:
+    checker = GrammarChecker(lambda: VOCABULARY)
+    assert API_NICENESS < checker._first._niceness < checker._long._niceness == 19
+    checker.close()
+
+
+def priorities(pid: int) -> list[int]:
+    """Of each thread."""
+    with contextlib.suppress(OSError):
+        stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+        return [int(stat.rpartition(")")[2].split()[16]) for stat in stats]
+    return []
 
 
 def children(pids: list[int]) -> list[int]:

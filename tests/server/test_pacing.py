@@ -1,5 +1,6 @@
 """``stream_interval``: chunks of several tokens, the first token and the end at once, and nothing lost."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -8,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.outputs import TokenDelta
+from octavo.request import Request
+from octavo.server.engine_client import Mailbox
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.pacing import Pacer
 from octavo.step import TokenLogprobs
@@ -72,3 +76,39 @@ def test_chunks_of_a_stream(server: RunningServer, path: str, interval: int | No
 def test_intervals_that_are_none(bench: Bench, interval: Any) -> None:
     error = bench.error(COMPLETIONS, prompt="hi", stream=True, stream_interval=interval)
     assert error["param"] == "stream_interval" and "stream_interval" in error["message"]
+
+
+def test_what_is_held_back_is_there_when_nothing_more_comes() -> None:
+    pacer = Pacer(4)
+    left = pacer.take([update(index, [65], last=False) for index in (1, 0)])
+    left += pacer.take([update(index, [66 + index], last=False) for index in (1, 0)])
+    assert [(u.index, u.text) for u in left] == [(1, "A"), (0, "A")]
+    assert [(u.index, u.text) for u in pacer.rest()] == [(0, "B"), (1, "C")]
+    assert pacer.rest() == []
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("interval", [1, 2, 100])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_came_before_a_failure_is_sent_before_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, path: str, interval: int, at_once: bool
+) -> None:
+    whole = bench.engine.token_ids[:3]
+
+    def submit(request: Request, mailbox: Mailbox) -> None:
+        deltas = [TokenDelta(request_id=request.id, branch=0, token_ids=[token]) for token in whole]
+        deltas.append(TokenDelta(request_id=request.id, branch=0, token_ids=[], error="broken"))
+        mailbox.expect_account()
+        mailbox.put_account(None)
+        loop = asyncio.get_running_loop()
+        for number, delta in enumerate(deltas):
+            loop.call_later(0.0 if at_once else 0.01 * number, mailbox.put, delta)
+
+    monkeypatch.setattr(bench.engine, "submit", submit)
+    fields = {**SUBJECT[path], "stream": True, "stream_interval": interval, "return_token_ids": True}
+    status, _, body = bench.call("POST", path, fields)
+    events = [line.removeprefix("data: ") for line in body.decode().splitlines() if line]
+    assert status == 200 and events.pop() == "[DONE]"
+    assert json.loads(events.pop())["error"]["code"] == 500
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    assert [token for choice in choices for token in choice.get("token_ids") or ()] == whole
