@@ -106,6 +106,11 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     saved_at_end: float = 0.0
 
     @property
+    def whole_rate(self) -> float:
+        """Tokens a second from the first arrival to the last token: the same stretch of two runs, also where nobody waits."""
+        return self.output_tokens / self.seconds if self.seconds else 0.0
+
+    @property
     def tokens_of_allocated(self) -> float:
         """Part of the allocated slots that holds tokens."""
         allocated = sum(self.slots[name] for name in ("tokens", "reserved", "internal", "rounding"))

@@ -66,7 +66,7 @@ class BlockSize:
             return bench.once(f"{self.name} {point.key}", point.spec, lambda: _compare(bench, point.spec))
         run = bench.served(msgspec.convert(point.spec["serve"], Serve))
         return {
-            "output_rate": run.output_rate,
+            "output_rate": run.whole_rate,
             "latency": run.normalized_latency,
             "requests_at_once": run.requests_at_once,
             "tokens_of_allocated": run.tokens_of_allocated,

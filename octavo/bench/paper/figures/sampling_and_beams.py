@@ -69,13 +69,11 @@ class SamplingAndBeams:
 
     def measure(self, bench: Bench, point: Point) -> Record:
         run = bench.served(msgspec.convert(point.spec["serve"], Serve))
-        width = point.spec["width"]
         return {
             "saved": run.saved_at_end,
             "saved_over_time": run.saved_by_sharing,
-            "output_rate": run.output_rate,
+            "output_rate": run.whole_rate,
             "sequences_at_once": run.sequences_at_once,
-            "requests_rate": run.output_rate / width,
             "copied_blocks": run.copied_blocks,
             "preemptions": run.preemptions,
         }
@@ -95,7 +93,8 @@ class SamplingAndBeams:
             serve = next(m["serve"] for m in found if m["trace"] == trace)
             lengths = "true lengths" if serve["shrink"] == 1 else f"lengths and blocks divided by {serve['shrink']}"
             notes = [
-                f"{lengths[0].upper()}{lengths[1:]}, a pool of {serve['kv_slots']} slots; tokens of all sequences count.",
+                f"{lengths[0].upper()}{lengths[1:]}, a pool of {serve['kv_slots']} slots.",
+                "Tokens of all sequences count, and all of the time from the first to the last.",
                 "Blocks are saved of those that requests hold when they end; over time: the mean.",
             ]
             columns += ["sequences at once", "Orca (Oracle), sequences at once"]
