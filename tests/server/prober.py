@@ -1,6 +1,6 @@
 """Asks a server one thing again and again, from an interpreter that does nothing else, so that what is slow is the server.
 
-``python -m tests.server.prober HOST PORT PATH`` until its standard input ends; then one JSON line: how often, and the slowest.
+``python prober.py HOST PORT PATH`` until its standard input ends; then one JSON line: how often, and the slowest.
 """
 
 import contextlib
@@ -13,8 +13,6 @@ import sys
 import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
-
-from tests.server.tiny import ROOT
 
 _INTERVAL = 0.05
 _NICENESS = -5
@@ -35,13 +33,11 @@ class Prober:
 
     def __init__(self, url: str, path: str = "/healthz/live") -> None:
         parts = urlsplit(url)
-        self._command = [sys.executable, "-m", "tests.server.prober", str(parts.hostname), str(parts.port), path]
+        self._command = [sys.executable, __file__, str(parts.hostname), str(parts.port), path]
         self.found = Probed(0, 0.0, 0.0, [])
 
     def __enter__(self) -> "Prober":
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environment)
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None and self._process.stdout.readline() == "probing\n"
         return self
 
