@@ -27,14 +27,11 @@ from octavo.request import Request, Thinking
 from octavo.sampling_params import BeamSearchParams, ParameterError, SamplingParams
 from octavo.step import TokenLogprobs
 from octavo.structured.compiler import GrammarError
-from octavo.structured.reasoning import STYLES, prompt_leaves_open, thinking_in
+from octavo.structured.reasoning import LONGEST_TAIL, STYLES, text_leaves_open, thinking_in
 from octavo.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | dict[str, Any]
 Message = dict[str, Any]
-
-_LONGEST_TAIL = 4096
-"""Tokens at the end of a prompt in which its reasoning is looked for."""
 
 _DEFAULT_FIELDS = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 
@@ -340,9 +337,8 @@ class LLM:
                 message = "thinking_token_budget needs LLM(..., reasoning_parser=...), which says how the model reasons"
                 raise ParameterError(message, param="thinking_token_budget")
             return None
-        text = self._tokenizer.decode(ids[-_LONGEST_TAIL:], skip_special_tokens=False)
-        begun = prompt_leaves_open(text, text) is True
-        return thinking_in(self._style, inside=begun or prompt_leaves_open(text, ""))
+        text = self._tokenizer.decode(ids[-LONGEST_TAIL:], skip_special_tokens=False)
+        return thinking_in(self._style, inside=text_leaves_open(text))
 
     def _prompt_ids(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):

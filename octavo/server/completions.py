@@ -14,14 +14,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.request import Thinking
-from octavo.server import aside, body, errors, params, sse
+from octavo.server import aside, body, errors, params, sse, structured
 from octavo.server.aside import MANY_ENTRIES
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import CompletionRequest
-from octavo.server.reasoning import STYLES, prompt_leaves_open
 from octavo.server.replies import Envelope, Usages, beams_of, json_response, offsets_of, stream, whole
 from octavo.server.responses import (
     CompletionChoice,
@@ -32,10 +31,7 @@ from octavo.server.responses import (
 )
 from octavo.server.service import Service
 from octavo.step import TokenLogprobs
-from octavo.structured.reasoning import thinking_in
-
-LONGEST_TAIL = 4096
-"""Tokens at the end of a prompt in which its reasoning is looked for."""
+from octavo.structured.reasoning import LONGEST_TAIL, STYLES, text_leaves_open, thinking_in
 
 
 class Completions:
@@ -68,7 +64,7 @@ class Completions:
             http=http,
             request_id=envelope.id,
             prompt_logprobs=answer.num_prompt_logprobs,
-            thinking=[self._thinking(request, prompt) for prompt in prompts],
+            thinking=await self._thinking(request, prompts),
         )
         if answer.prompt_only and answer.num_prompt_logprobs is None:
             return answer.echo_only(service.options.write_timeout)
@@ -88,19 +84,21 @@ class Completions:
         events = stream(answer, generation, self._service.log, interval=interval)
         return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
 
-    def _thinking(self, request: CompletionRequest, prompt: Prompt) -> Thinking | None:
-        """How an output reasons, if that is to be bounded, or if the prompt has begun it: a form of the text then waits for its
-        end. Else a form holds from the first token on, because nothing is told apart here."""
-        style = self._service.options.reasoning_parser
-        if style is None:
-            return None
-        tail = prompt.token_ids[-LONGEST_TAIL:]
-        text = _decode(self._service.loaded().tokenizer, tail, self._service.loaded().limits.vocab_size)
-        begun = prompt_leaves_open(text, text) is True
-        inside = begun or prompt_leaves_open(text, "")
-        if not begun and request.thinking_token_budget in (None, -1):
-            return None
-        return thinking_in(STYLES[style], inside=inside)
+    async def _thinking(self, request: CompletionRequest, prompts: list[Prompt]) -> list[Thinking | None]:
+        """How the outputs reason, if that is to be bounded, or if the prompt has begun it: a form of the text then waits for
+        its end. Else a form holds from the first token on, because nothing is told apart here."""
+        style, frontend = self._service.options.reasoning_parser, self._service.loaded()
+        is_bounded = request.thinking_token_budget not in (None, -1)
+        if style is None or not (is_bounded or structured.wanted(request) is not None):
+            return [None] * len(prompts)
+
+        def ways() -> list[Thinking | None]:
+            tails = (prompt.token_ids[-LONGEST_TAIL:] for prompt in prompts)
+            found = [text_leaves_open(_decode(frontend.tokenizer, tail, frontend.limits.vocab_size)) for tail in tails]
+            return [thinking_in(STYLES[style], inside=inside) if inside or is_bounded else None for inside in found]
+
+        is_much = sum(min(len(prompt.token_ids), LONGEST_TAIL) for prompt in prompts) > MANY_ENTRIES
+        return await aside.run(is_much, ways)
 
     async def _prompts(self, request: CompletionRequest) -> list[Prompt]:
         most = self._service.options.max_prompts

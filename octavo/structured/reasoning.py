@@ -10,6 +10,10 @@ from octavo.request import Thinking
 OPEN, CLOSE = "<think>", "</think>"
 
 
+LONGEST_TAIL = 4096
+"""Tokens at the end of a prompt in which its reasoning is looked for, where nothing else says how far it has come."""
+
+
 class ReasoningStyle(msgspec.Struct, frozen=True):
     """``implied``: the answer begins inside the reasoning unless the prompt says otherwise, tag or no tag."""
 
@@ -27,6 +31,11 @@ def prompt_leaves_open(prompt: str, continued: str) -> bool | None:
         return tail.endswith(OPEN)
     opened, closed = continued.rfind(OPEN), continued.rfind(CLOSE)
     return None if opened == closed else opened > closed
+
+
+def text_leaves_open(text: str) -> bool | None:
+    """The same of a prompt that may itself be what a model wrote so far: reasoning that it has closed earlier says nothing."""
+    return prompt_leaves_open(text, text) is True or prompt_leaves_open(text, "")
 
 
 def thinking_in(style: ReasoningStyle, *, inside: bool | None) -> Thinking | None:
