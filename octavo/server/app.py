@@ -20,6 +20,9 @@ from octavo.server.replies import json_response
 from octavo.server.responses import ModelCard, ModelList, ModelPermission, ServerLoad, Version
 from octavo.server.service import Service
 from octavo.server.tokenization import Tokenization
+from octavo.server.turns import Turns
+
+_BEGIN_AT_ONCE = 8
 
 
 class Probes:
@@ -129,12 +132,15 @@ def build_app(service: Service) -> ASGIApp:
     """The whole server as one ASGI application."""
     router = Router(routes(service), redirect_slashes=False)
     generating = frozenset(operation.path for operation in openapi.OPERATIONS if operation.generates)
+    turns = Turns(_BEGIN_AT_ONCE)
 
     async def routed(scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = router  # the router raises for unknown routes and methods instead of answering in its own shape
         counted = scope["path"] in generating
         service.answering += counted
         try:
+            if counted:
+                await turns.take()
             await router(scope, receive, send)
         finally:
             service.answering -= counted
