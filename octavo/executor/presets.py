@@ -37,7 +37,7 @@ def _a100(num_devices: int, memory_bandwidth: float, name: str) -> Hardware:
     - 0.80 of the bandwidth for weights: matrix products of a few rows stream them at 75-90 % of the data sheet;
     - 0.60 for keys and values: many short gathers, by a kernel that the paper measures 20-26 % behind a contiguous one;
     - 0.50 of the peak for matrix products: prompts of some hundred tokens are far from the largest that a device can do;
-    - 3 ms of host work a step and 0.25 ms more a sequence: planning, inputs, launching and drawing one by one, not overlapped;
+    - 3 ms of host work a step and 0.23 ms more a sequence: planning, inputs, launching and drawing one by one, not overlapped;
     - 25 us for each of the two exchanges of a layer, the latency of a small all-reduce over NVLink.
 
     The host work and the efficiency for keys and values were set so that steps take as long as two of the paper's figures say
@@ -56,7 +56,7 @@ def _a100(num_devices: int, memory_bandwidth: float, name: str) -> Hardware:
         flops_efficiency=0.50,
         copy_efficiency=0.75,
         step_overhead=3e-3,
-        sequence_overhead=2.5e-4,
+        sequence_overhead=2.3e-4,
         reduction_latency=25e-6,
     )
 
