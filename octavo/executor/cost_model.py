@@ -8,6 +8,8 @@ never takes less time.
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from octavo.step import SchedulerOutput, StepTimings
 
 
@@ -15,8 +17,9 @@ from octavo.step import SchedulerOutput, StepTimings
 class StepWork:
     """What one step must do, in tokens.
 
-    ``num_tokens`` go through the layers, ``num_rows`` of them through the output head. ``context_tokens``: for each of the
-    ``num_sequences``, all tokens whose keys and values it reads. ``attention_pairs``: (query, key) pairs. ``copied_tokens``
+    ``num_tokens`` go through the layers, ``num_rows`` of them through the output head. ``context_tokens``: all those
+    whose keys and values the ``num_sequences`` read, each once; ``repeated_tokens``: how many more are read because several
+    sequences share them, and ``shared_tokens`` those that are. ``attention_pairs``: (query, key) pairs. ``copied_tokens``
     move within the device, ``swapped_tokens`` between it and the host, a block's empty slots included.
     """
 
@@ -27,6 +30,13 @@ class StepWork:
     attention_pairs: int
     copied_tokens: int = 0
     swapped_tokens: int = 0
+    repeated_tokens: int = 0
+    shared_tokens: int = 0
+
+    @property
+    def read_tokens(self) -> int:
+        """For each sequence, all tokens whose keys and values it reads."""
+        return self.context_tokens + self.repeated_tokens
 
 
 class CostModel(Protocol):
@@ -46,15 +56,32 @@ def work_of(plan: SchedulerOutput, *, block_size: int) -> StepWork:
         if seq.sample_rows:
             rows += 1 + seq.num_drafts
     copies = plan.copies
+    shared, repeated = _shared_blocks(plan, block_size)
     return StepWork(
         num_tokens=tokens,
         num_sequences=len(plan.sequences),
         num_rows=rows,
-        context_tokens=context,
+        context_tokens=context - repeated * block_size,
         attention_pairs=pairs,
         copied_tokens=len(copies.copy) * block_size,
         swapped_tokens=(len(copies.swap_in) + len(copies.swap_out)) * block_size,
+        repeated_tokens=repeated * block_size,
+        shared_tokens=shared * block_size,
     )
+
+
+def _shared_blocks(plan: SchedulerOutput, block_size: int) -> tuple[int, int]:
+    """How many blocks several sequences of the plan read, and how many times more than once they are read in all."""
+    ends = np.array([seq.start + len(seq.token_ids) for seq in plan.sequences], dtype=np.int64)
+    tables = plan.block_tables
+    if len(ends) < 2:
+        return 0, 0
+    # What shares a prefix shares its first block: most plans are done here.
+    if len(np.unique(tables[:, 0])) == len(ends):
+        return 0, 0
+    full = ends // block_size  # nobody shares the last block while it is written
+    readers = np.bincount(tables[np.arange(tables.shape[1]) < full[:, None]])
+    return int(np.count_nonzero(readers > 1)), int(np.maximum(readers - 1, 0).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +114,8 @@ class Hardware:
     bytes and operations a second; the efficiencies say which part of them a step reaches.
 
     ``step_overhead`` and ``sequence_overhead`` are seconds of host work between steps, ``reduction_latency`` of one exchange
-    among the devices, of which each layer has two.
+    among the devices, of which each layer has two. What several sequences share comes out of ``cache_bytes`` of cache from the
+    second one on, if a layer's part of it fits, at ``cache_bandwidth``.
     """
 
     name: str
@@ -103,6 +131,8 @@ class Hardware:
     step_overhead: float
     sequence_overhead: float
     reduction_latency: float
+    cache_bytes: float
+    cache_bandwidth: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +160,19 @@ class RooflineCost:
             2 * shape.head_parameters * work.num_rows / flops,
         )
         attention = max(
-            shape.kv_bytes_per_token * work.context_tokens / (bandwidth * hardware.kv_efficiency),
+            self._reading(work),
             4 * shape.num_layers * shape.query_size * work.attention_pairs / flops,
         )
         host = hardware.step_overhead + hardware.sequence_overhead * work.num_sequences
         return layers + head * bool(work.num_rows) + attention + self._exchange(work) + host
+
+    def _reading(self, work: StepWork) -> float:
+        """Of keys and values."""
+        shape, hardware = self.shape, self.hardware
+        token = shape.kv_bytes_per_token / (hardware.num_devices * hardware.kv_efficiency)
+        fits = shape.kv_bytes_per_token * work.shared_tokens <= hardware.cache_bytes * hardware.num_devices * shape.num_layers
+        again = hardware.cache_bandwidth if fits else hardware.memory_bandwidth
+        return token * (work.context_tokens / hardware.memory_bandwidth + work.repeated_tokens / again)
 
     def _exchange(self, work: StepWork) -> float:
         """Two sums over all devices in every layer; a ring moves each value 2 (n - 1) / n times."""

@@ -60,7 +60,7 @@ class FittedCost:
             layers
             + self.per_row * work.num_rows
             + self.per_sequence * work.num_sequences
-            + self.per_context_token * work.context_tokens
+            + self.per_context_token * work.read_tokens
             + self.per_attention_pair * work.attention_pairs
         )
         copies = self.per_copied_token * work.copied_tokens + self.per_swapped_token * work.swapped_tokens
@@ -120,7 +120,7 @@ def _features(work: StepWork, knots: Sequence[int]) -> list[float]:
         *_ramps(work.num_tokens, knots),
         work.num_rows,
         work.num_sequences,
-        work.context_tokens,
+        work.read_tokens,
         work.attention_pairs,
         work.copied_tokens,
         work.swapped_tokens,

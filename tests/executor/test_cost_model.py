@@ -14,7 +14,7 @@ from octavo.executor.presets import PRESETS
 from octavo.step import BlockCopies, ScheduledSequence, SchedulerOutput
 
 SIZES = st.integers(0, 5000)
-WORKS = st.builds(StepWork, SIZES, SIZES, SIZES, SIZES, SIZES, SIZES, SIZES)
+WORKS = st.builds(StepWork, *[SIZES] * 9)
 FIELDS = [field.name for field in dataclasses.fields(StepWork)]
 TRUTH = FittedCost(
     base=2e-3,
@@ -45,7 +45,7 @@ def sequence(start: int, num_tokens: int, *, rows: int = 1, num_drafts: int = 0)
 
 def plan(*sequences: ScheduledSequence, copies: BlockCopies | None = None) -> SchedulerOutput:
     copies = copies or BlockCopies(swap_out=[], swap_in=[], copy=[])
-    tables = np.zeros((len(sequences), 1), np.int32)
+    tables = np.arange(4 * len(sequences), dtype=np.int32).reshape(-1, 4)
     return SchedulerOutput(step_id=0, sequences=list(sequences), block_tables=tables, copies=copies)
 
 
@@ -61,6 +61,24 @@ def test_the_work_of_a_plan() -> None:
         copied_tokens=8,
         swapped_tokens=24,
     )
+
+
+def test_a_shared_prefix_is_counted_once_and_what_repeats_it_apart() -> None:
+    made = plan(sequence(20, 1), sequence(19, 1), sequence(30, 1), sequence(17, 1))
+    # Of 8 positions each: the first two share two blocks, the third one of them; its next block and the fourth are their own.
+    made.block_tables[:, :] = [[7, 8, 1, 0], [7, 8, 2, 0], [7, 3, 4, 5], [9, 10, 11, 0]]
+    work = work_of(made, block_size=8)
+    assert (work.repeated_tokens, work.shared_tokens) == (3 * 8, 2 * 8)
+    assert work.read_tokens == 21 + 20 + 31 + 18 and work.context_tokens == work.read_tokens - 3 * 8
+
+
+def test_what_is_shared_is_read_faster_while_it_fits_into_the_cache() -> None:
+    cost = PRESETS["llama-13b"].cost
+    alone = total_seconds(cost(StepWork(200, 200, 200, 80_000, 80_000)))
+    small = StepWork(200, 200, 200, 80_000 - 199 * 336, 80_000, repeated_tokens=199 * 336, shared_tokens=336)
+    large = dataclasses.replace(small, shared_tokens=3000)
+    assert total_seconds(cost(small)) < alone
+    assert total_seconds(cost(large)) == pytest.approx(alone)
 
 
 def test_one_row_of_logits_serves_all_branches() -> None:
