@@ -19,11 +19,11 @@ from octavo.server.call_grammar import check_calls
 from octavo.server.chat_plan import ChatPlan, call_format, plan_answer
 from octavo.server.chat_text import ChatText, TextDelta, TextPlan
 from octavo.server.errors import ApiError
-from octavo.server.generation import Generation, Prompt
+from octavo.server.generation import Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import ChatRequest
-from octavo.server.replies import Answer, Envelope, Usages, beams_of, offsets_of, stream, whole
+from octavo.server.replies import Answer, Envelope, Usages, beams_of, offsets_of, reply
 from octavo.server.responses import (
     ChatChoice,
     ChatChunk,
@@ -90,21 +90,15 @@ class Chat:
             named=bool(request.logprob_token_ids),
         )
         answer = shape(request, prompt, envelope, formatter, plan.text)
-        generation.submit()
-        if request.stream:
-            return await self._streamed(generation, answer, request.stream_interval)
-        async with sse.watch_client(http.receive, generation.client_gone):
-            alternatives = max(params.num_alternatives(request), request.prompt_logprobs or 0)
-            return await whole(answer, generation, alternatives=alternatives)
-
-    async def _streamed(self, generation: Generation, answer: Answer, interval: int | None) -> Response:
-        try:
-            await generation.answered()
-        except Exception:
-            generation.close()
-            raise
-        events = stream(answer, generation, self._service.log, interval=interval)
-        return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
+        return await reply(
+            generation,
+            answer,
+            request,
+            receive=http.receive,
+            log=self._service.log,
+            write_timeout=self._service.options.write_timeout,
+            alternatives=max(params.num_alternatives(request), request.prompt_logprobs or 0),
+        )
 
     def _plan(self, request: ChatRequest, tools: Tools | None, written: Format | None, prompt: Prompt) -> ChatPlan:
         continued = _final_text(request) if request.continue_final_message else ""

@@ -16,12 +16,12 @@ from octavo.server.call_grammar import forced_output, strict_output
 from octavo.server.chat_text import TextPlan
 from octavo.server.options import ServerOptions
 from octavo.server.protocol import ChatRequest
-from octavo.server.reasoning import STYLES, ReasoningSplitter, prompt_leaves_open
+from octavo.server.reasoning import ReasoningSplitter
 from octavo.server.tool_choice import Tools
 from octavo.server.tools import PARSERS, Format
 from octavo.server.tools.events import Parser
 from octavo.server.tools.forced import NamedParser, RequiredParser
-from octavo.structured.reasoning import thinking_in
+from octavo.structured.reasoning import STYLES, prompt_leaves_open, thinking_in
 
 
 class ChatPlan(msgspec.Struct, frozen=True):

@@ -17,11 +17,11 @@ from octavo.request import Thinking
 from octavo.server import aside, body, errors, params, sse, structured
 from octavo.server.aside import MANY_ENTRIES
 from octavo.server.errors import ApiError
-from octavo.server.generation import Generation, Prompt
+from octavo.server.generation import Prompt
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import CompletionRequest
-from octavo.server.replies import Envelope, Usages, beams_of, json_response, offsets_of, stream, whole
+from octavo.server.replies import Envelope, Usages, beams_of, json_response, offsets_of, reply
 from octavo.server.responses import (
     CompletionChoice,
     CompletionChunk,
@@ -68,21 +68,15 @@ class Completions:
         )
         if answer.prompt_only and answer.num_prompt_logprobs is None:
             return answer.echo_only(service.options.write_timeout)
-        generation.submit()
-        if request.stream:
-            return await self._streamed(generation, answer, request.stream_interval)
-        async with sse.watch_client(http.receive, generation.client_gone):
-            alternatives = max(params.num_alternatives(request), answer.num_prompt_logprobs or 0)
-            return await whole(answer, generation, alternatives=alternatives)
-
-    async def _streamed(self, generation: Generation, answer: "CompletionAnswer", interval: int | None) -> Response:
-        try:
-            await generation.answered()
-        except Exception:
-            generation.close()
-            raise
-        events = stream(answer, generation, self._service.log, interval=interval)
-        return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=self._service.options.write_timeout)
+        return await reply(
+            generation,
+            answer,
+            request,
+            receive=http.receive,
+            log=self._service.log,
+            write_timeout=self._service.options.write_timeout,
+            alternatives=max(params.num_alternatives(request), answer.num_prompt_logprobs or 0),
+        )
 
     async def _thinking(self, request: CompletionRequest, prompts: list[Prompt]) -> list[Thinking | None]:
         """How the outputs reason, if that is to be bounded, or if the prompt has begun it: a form of the text then waits for

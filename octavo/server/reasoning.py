@@ -7,9 +7,7 @@ the two tags belongs to neither part.
 import msgspec
 
 from octavo.server.tools.pieces import split_at
-from octavo.structured.reasoning import CLOSE, OPEN, STYLES, ReasoningStyle, prompt_leaves_open
-
-__all__ = ["CLOSE", "OPEN", "STYLES", "ReasoningSplitter", "ReasoningStyle", "Split", "prompt_leaves_open"]
+from octavo.structured.reasoning import CLOSE, OPEN, ReasoningStyle
 
 
 class Split(msgspec.Struct, frozen=True):

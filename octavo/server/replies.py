@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.sampling_params import ParameterError
-from octavo.server import aside, errors, faults
+from octavo.server import aside, errors, faults, sse
 from octavo.server.aside import MANY_ENTRIES, WRITTEN_AT_ONCE
 from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
@@ -139,8 +139,33 @@ class Answer(WholeAnswer, StreamedAnswer, Protocol):
     """An answer that can go out either way."""
 
 
+async def reply(
+    generation: Generation,
+    answer: "Answer",
+    request: SamplingFields,
+    *,
+    receive: Receive,
+    log: Log,
+    write_timeout: float,
+    alternatives: int,
+) -> Response:
+    """Begins the generation and answers: with events, once the engine has taken it, or all at once. ``alternatives`` are the
+    log-probabilities that are reported for each token."""
+    generation.submit()
+    if not request.stream:
+        async with sse.watch_client(receive, generation.client_gone):
+            return await whole(answer, generation, alternatives=alternatives)
+    try:
+        await generation.answered()
+    except Exception:
+        generation.close()
+        raise
+    events = stream(answer, generation, log, interval=request.stream_interval)
+    return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=write_timeout)
+
+
 async def whole(answer: WholeAnswer, generation: Generation, *, alternatives: int) -> Response:
-    """An answer that goes out at once. ``alternatives`` are the log-probabilities that are reported for each token."""
+    """An answer that goes out at once."""
     try:
         while updates := await generation.updates():
             answer.collect(updates)

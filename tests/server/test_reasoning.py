@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.server.reasoning import STYLES, ReasoningSplitter, prompt_leaves_open
+from octavo.server.reasoning import ReasoningSplitter
+from octavo.structured.reasoning import STYLES, prompt_leaves_open
 
 
 def split(style: str, pieces: list[str], *, inside: bool | None = None) -> tuple[str, str]:

@@ -13,10 +13,11 @@ from octavo.request import Thinking
 from octavo.server.call_grammar import forced_schema
 from octavo.server.chat_text import ChatText, TextPlan
 from octavo.server.options import ServerOptions
-from octavo.server.reasoning import STYLES, ReasoningSplitter
+from octavo.server.reasoning import ReasoningSplitter
 from octavo.server.tool_choice import Function, Tools
 from octavo.server.tools import PARSERS
 from octavo.server.tools.forced import RequiredParser
+from octavo.structured.reasoning import STYLES
 from tests.server.fakes import Bench
 
 CHAT = "/v1/chat/completions"
