@@ -116,7 +116,7 @@ class SamplingAndBeams:
             drawing.bars(saved, [str(width) for width in WIDTHS], shown, numbers="{:.1%}")
             for kind, color in zip(KINDS, drawing.COLORS, strict=False):
                 low, high = SAVED[trace, kind]
-                saved.axhspan(low, high, color=color, alpha=0.12, linewidth=0)
+                saved.axhspan(low, high, color=color, alpha=0.12, linewidth=0, zorder=0)
             drawing.frame(speed, title=f"Throughput, {TRACE_NAMES[trace]}", x="", y="tokens a second, all sequences")
             groups = _configurations(found)
             names = ["one" if width == 1 else f"{'beams' if kind == 'beams' else 'n'}\n{width}" for kind, width in groups]
