@@ -141,7 +141,7 @@ class Answer(WholeAnswer, StreamedAnswer, Protocol):
 
 async def reply(
     generation: Generation,
-    answer: "Answer",
+    answer: Answer,
     request: SamplingFields,
     *,
     receive: Receive,
@@ -154,17 +154,17 @@ async def reply(
     generation.submit()
     if not request.stream:
         async with sse.watch_client(receive, generation.client_gone):
-            return await whole(answer, generation, alternatives=alternatives)
+            return await _whole(answer, generation, alternatives=alternatives)
     try:
         await generation.answered()
     except Exception:
         generation.close()
         raise
-    events = stream(answer, generation, log, interval=request.stream_interval)
+    events = _stream(answer, generation, log, interval=request.stream_interval)
     return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=write_timeout)
 
 
-async def whole(answer: WholeAnswer, generation: Generation, *, alternatives: int) -> Response:
+async def _whole(answer: WholeAnswer, generation: Generation, *, alternatives: int) -> Response:
     """An answer that goes out at once."""
     try:
         while updates := await generation.updates():
@@ -183,7 +183,7 @@ def _put_together(answer: WholeAnswer) -> Response:
     return response
 
 
-async def stream(answer: StreamedAnswer, generation: Generation, log: Log, *, interval: int | None) -> AsyncGenerator[bytes]:
+async def _stream(answer: StreamedAnswer, generation: Generation, log: Log, *, interval: int | None) -> AsyncGenerator[bytes]:
     """The events of an answer, for ``interval`` tokens each; when it fails, the error in place of the rest, because the status
     line is long gone."""
     may_be_much = generation.params.prompt_logprobs is not None
