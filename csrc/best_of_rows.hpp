@@ -13,8 +13,10 @@ namespace octavo {
 
 class BestOfRows {
 public:
-    // Of so many claimants, each with rows of its own. Memory of `bytes`, which it does not own.
-    BestOfRows(char* memory, int64_t claimants, int64_t rows) : claimants_(claimants), rows_(rows), stride_(padded(rows)) {
+    // Of so many claimants, each with rows of its own. Memory of `bytes`, which it does not own. `allowed`, if not null, has
+    // `words` for each row, a bit for each column: columns without it count as minus infinity, if they are sound.
+    BestOfRows(char* memory, int64_t claimants, int64_t rows, const uint32_t* allowed, int64_t words)
+        : claimants_(claimants), rows_(rows), stride_(padded(rows)), allowed_(allowed), words_(words) {
         values_ = reinterpret_cast<float*>(memory);
         places_ = reinterpret_cast<int32_t*>(memory) + claimants * stride_;
         for (int64_t i = 0; i < claimants * stride_; ++i) {
@@ -28,7 +30,7 @@ public:
     // For a claimant to hold columns of the rows from row0 on against what it found before; the rest is the caller's.
     BestArgs of(int64_t claimant, int64_t row0) const {
         const int64_t at = claimant * stride_ + row0;
-        return {nullptr, 0, 0, 0, 0, values_ + at, places_ + at};
+        return {nullptr, 0, 0, 0, 0, values_ + at, places_ + at, allowed_ ? allowed_ + row0 * words_ : nullptr, words_};
     }
 
     // The column of each row's largest, as KernelTable::argmax tells it.
@@ -51,6 +53,8 @@ private:
     int64_t claimants_, rows_, stride_;
     float* values_;
     int32_t* places_;
+    const uint32_t* allowed_;
+    int64_t words_;
 };
 
 } // namespace octavo

@@ -98,7 +98,7 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
              "quantized_activations"_a)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
         .def("linear", &Device::linear_integer, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none())
-        .def("linear_argmax", &Device::linear_argmax_integer, "x"_a, "weight"_a);
+        .def("linear_argmax", &Device::linear_argmax_integer, "x"_a, "weight"_a, "allowed"_a.none() = nb::none());
 }
 
 } // namespace octavo

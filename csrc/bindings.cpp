@@ -65,7 +65,7 @@ NB_MODULE(_native, m) {
         .def("pack", &Device::pack, "weight"_a, nb::kw_only(), "gated"_a = false)
         .def("embedding", &Device::embedding, "ids"_a, "table"_a)
         .def("linear", &Device::linear, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none())
-        .def("linear_argmax", &Device::linear_argmax, "x"_a, "weight"_a)
+        .def("linear_argmax", &Device::linear_argmax, "x"_a, "weight"_a, "allowed"_a.none() = nb::none())
         .def("gated_linear", &Device::gated_linear, "x"_a, "weight"_a, "bias"_a.none())
         .def("rms_norm", &Device::rms_norm, "x"_a, "weight"_a, "eps"_a)
         .def("silu_and_mul", &Device::silu_and_mul, "gate_up"_a)
@@ -76,7 +76,8 @@ NB_MODULE(_native, m) {
              "block_tables"_a, "shape"_a, "scale"_a, "window"_a)
         .def("copy_blocks", &Device::copy_blocks, "cache"_a, "swap_out"_a, "swap_in"_a, "copy"_a)
         .def("argmax", &Device::argmax, "logits"_a)
-        .def("sample", &Device::sample, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seeds"_a, "positions"_a)
+        .def("sample", &Device::sample, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seeds"_a, "positions"_a,
+             "allowed"_a.none())
         .def("top_logprobs", &Device::top_logprobs, "logits"_a, "chosen"_a, "num"_a);
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "best_of_rows.hpp"
 #include "integer_weight.hpp"
 #include "kernels.hpp"
 #include "memory.hpp"
@@ -25,6 +26,10 @@ struct HeadShape {
     int32_t num_heads, num_kv_heads, head_dim;
     int64_t width() const { return (int64_t{num_heads} + 2 * int64_t{num_kv_heads}) * head_dim; }
 };
+
+// Throws std::invalid_argument where a value lies outside [low, high).
+void check_range(const char* name, const int32_t* values, int64_t count, int64_t low, int64_t high);
+void check(bool condition, const char* message);
 
 class Device {
 public:
@@ -46,10 +51,10 @@ public:
     nb::object embedding(nb::handle ids, const PackedWeight& table);
     nb::object linear(nb::handle x, const PackedWeight& weight, nb::handle bias, nb::handle residual);
     nb::object gated_linear(nb::handle x, const PackedWeight& weight, nb::handle bias);
-    nb::object linear_argmax(nb::handle x, const PackedWeight& weight);
+    nb::object linear_argmax(nb::handle x, const PackedWeight& weight, nb::handle allowed);
     nb::object embedding_integer(nb::handle ids, const IntegerWeight& table);
     nb::object linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual);
-    nb::object linear_argmax_integer(nb::handle x, const IntegerWeight& weight);
+    nb::object linear_argmax_integer(nb::handle x, const IntegerWeight& weight, nb::handle allowed);
     nb::object rms_norm(nb::handle x, nb::handle weight, float eps);
     nb::object silu_and_mul(nb::handle gate_up);
     nb::object gather_rows(nb::handle x, nb::handle rows);
@@ -62,7 +67,7 @@ public:
 
     nb::object argmax(nb::handle logits);
     nb::object sample(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
-                      nb::handle seeds, nb::handle positions);
+                      nb::handle seeds, nb::handle positions, nb::handle allowed);
     nb::tuple top_logprobs(nb::handle logits, nb::handle chosen, int64_t num);
 
 private:
@@ -79,6 +84,18 @@ private:
     Array write(nb::handle object, const char* name, Type type, int ndim);
     Array read_matrix(nb::handle object, const char* name, Type& type);
     template <class Object> void hold(const Object& object);
+    // Which columns of each row may be drawn, a bit for each in words; no words where all may.
+    struct Allowed {
+        const uint32_t* bits;
+        Size given; // words of a row
+        int64_t words;
+        // When the op runs. Null: all.
+        const uint32_t* now() const {
+            check(given.now() == words || given.now() == 0, "allowed must have a bit for each logit, in words of 32");
+            return given.now() ? bits : nullptr;
+        }
+    };
+    Allowed read_allowed(nb::handle array, Size rows, int64_t columns);
     Array heads_of(nb::handle qkv, HeadShape shape, bool write);
     // The number of an argument's rows, or of its columns, when the op runs.
     Size rows_of(const Array& array) const;
@@ -107,7 +124,7 @@ private:
     LinearArgs staged(const LinearArgs& args, int64_t rows, char* stage);
     void multiply(const LinearArgs& args, bool bf16);
     void multiply_gated(const LinearArgs& args, const GatedBlockArgs& gate, float* sums, bool bf16);
-    void multiply_argmax(const LinearArgs& args, char* bests, float* sums, int32_t* places, bool bf16);
+    void multiply_argmax(const LinearArgs& args, const BestOfRows& best, float* sums, int32_t* places, bool bf16);
     void quantize_rows(const IntegerKernels& kernels, const QuantizeArgs& args);
     bool attend(const AttentionArgs& args, int64_t sequences);
     void announce(const AttentionArgs& args, int64_t sequences, const char* next_layer);
@@ -127,9 +144,5 @@ private:
     std::vector<std::vector<float>> attention_scratch_; // one a thread
     std::vector<LogitsScratch> logits_scratch_;         // one a thread
 };
-
-// Throws std::invalid_argument where a value lies outside [low, high).
-void check_range(const char* name, const int32_t* values, int64_t count, int64_t low, int64_t high);
-void check(bool condition, const char* message);
 
 } // namespace octavo

@@ -155,11 +155,12 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
 }
 
 // Block by block, whose products lie in a cache until the best of their rows are known.
-nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weight) {
+nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weight, nb::handle allowed) {
     const Array in = read(x, "x", act(), 2);
     check(in.shape[1] == weight.columns, "linear_argmax: x must have one column for each input of the weight");
     hold(weight);
     const Size rows = rows_of(in);
+    const Allowed bits = read_allowed(allowed, rows, weight.rows);
     const int64_t groups = weight.columns / kGroup, most_rows = std::min(rows.capacity, 2 * kRowsOfUnit);
     const bool plain = weight.plain_activations;
     const Result out = result(Type::int32, rows, 1, 1);
@@ -169,14 +170,14 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     IntegerLinearArgs args{records.data(), weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, plain,
                            kIntegerColumns};
     QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four, plain};
-    issue([this, args, quantize, rows, most_rows, own = reinterpret_cast<float*>(sums.data()), memory = bests.data(),
+    issue([this, args, quantize, rows, bits, most_rows, own = reinterpret_cast<float*>(sums.data()), memory = bests.data(),
            places = out.ints()]() mutable {
         args.rows = quantize.rows = rows.now();
         const IntegerKernels& kernels = kernels_for(*integer_, args.rows, args.plain);
         args.tiles = quantize.tiles = divide_up(args.rows, kernels.rows_of_tile);
         quantize_rows(kernels, quantize);
         const IntegerCut cut = cut_integer(args, pool_.size());
-        const BestOfRows best(memory, pool_.size(), args.rows);
+        const BestOfRows best(memory, pool_.size(), args.rows, bits.now(), bits.words);
         over_units(cut.units(), [&](int64_t unit, int thread) {
             IntegerLinearArgs now = args;
             now.out = own + thread * most_rows * kIntegerColumns;

@@ -146,12 +146,11 @@ void Device::multiply_gated(const LinearArgs& args, const GatedBlockArgs& gate, 
 }
 
 // A unit's product lies in a cache until the best of its rows are known.
-void Device::multiply_argmax(const LinearArgs& args, char* bests, float* sums, int32_t* places, bool bf16) {
+void Device::multiply_argmax(const LinearArgs& args, const BestOfRows& best, float* sums, int32_t* places, bool bf16) {
     const Cut cut(args, bf16 ? 2 : 4, 1);
     auto kernel = bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
     const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size()), together = args.rows < kFewRows ? 2 : 1;
     const int64_t sums_size = std::min(args.rows, chunk_rows(args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
-    const BestOfRows best(bests, std::max<int64_t>(1, claimants), args.rows);
     Spans spans(cut.units(), static_cast<int>(claimants));
     over_units(claimants, [&](int64_t own, int) {
         auto unit = [&, mine = sums + own * sums_size](LinearArgs now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
@@ -196,13 +195,14 @@ nb::object Device::linear(nb::handle x, const PackedWeight& weight, nb::handle b
     return out;
 }
 
-nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight) {
+nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::handle allowed) {
     const Array in = read(x, "x", act(), 2);
     check(!weight.gated, "linear_argmax: the weight was packed for gated_linear");
     check(in.shape[1] == weight.columns, "linear_argmax: x must have one column for each input of the weight");
     check(weight.rows <= INT32_MAX, "linear_argmax: the weight has too many rows");
     hold(weight);
     const Size rows = rows_of(in);
+    const Allowed bits = read_allowed(allowed, rows, weight.rows);
     const Result out = result(Type::int32, rows, 1, 1);
     LinearArgs args = product_of(in, weight);
     args.out_stride = 2 * kColumnBlock;
@@ -210,8 +210,9 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight) {
     const int64_t chunk = std::min(rows.capacity, chunk_rows(args.k, act_bf16_ ? 2 : 4));
     const auto sums = scratch(pool_.size() * chunk * args.out_stride * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
-    issue([this, args, rows, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), best = bests.data(),
+    issue([this, args, rows, bits, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), found = bests.data(),
            places = out.ints()] {
+        const BestOfRows best(found, pool_.size(), rows.now(), bits.now(), bits.words);
         multiply_argmax(staged(args, rows.now(), stage), best, own, places, act_bf16_);
     });
     return out.array;

@@ -70,6 +70,13 @@ Size Device::columns_of(const Array& array) const {
     return program_ ? program_->columns_of(array.data) : Size{array.shape[1], nullptr};
 }
 
+Device::Allowed Device::read_allowed(nb::handle array, Size rows, int64_t columns) {
+    if (array.is_none()) return {nullptr, {0, nullptr}, 0};
+    const Array in = read(array, "allowed", Type::int32, 2);
+    check(rows_of(in).same(rows), "allowed must have a row for each row of logits");
+    return {reinterpret_cast<const uint32_t*>(in.data), columns_of(in), divide_up(columns, 32)};
+}
+
 ResultMemory::Lease Device::scratch(int64_t bytes) { return (program_ ? program_->memory() : *memory_).allocate(bytes); }
 
 Device::Result Device::result(Type type, Size rows, int64_t columns, int ndim) {
@@ -171,7 +178,7 @@ nb::object Device::argmax(nb::handle logits) {
 }
 
 nb::object Device::sample(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
-                          nb::handle seeds, nb::handle positions) {
+                          nb::handle seeds, nb::handle positions, nb::handle allowed) {
     check(!program_, "sample cannot be recorded");
     const Array in = read(logits, "logits", Type::float32, 2);
     const Array t = read(temperature, "temperature", Type::float32, 1), k = read(top_k, "top_k", Type::int32, 1);
@@ -181,13 +188,16 @@ nb::object Device::sample(nb::handle logits, nb::handle temperature, nb::handle 
     for (const Array* column : {&t, &k, &p, &m, &s, &at}) {
         check(column->shape[0] == in.shape[0], "sample: every parameter must have one value for each row of logits");
     }
+    const Allowed bits = read_allowed(allowed, rows_of(in), in.shape[1]);
+    const uint32_t* allowed_bits = bits.now();
     const Result out = result(Type::int32, rows_of(in), 1, 1);
     auto* seed = reinterpret_cast<const uint64_t*>(s.data);
     auto* position = reinterpret_cast<const int64_t*>(at.data);
     run([&] {
         over_units(in.shape[0], [&](int64_t r, int thread) {
-            DrawArgs args{in.floats() + r * in.shape[1], in.shape[1], t.floats()[r], k.ints()[r], p.floats()[r], m.floats()[r],
-                          seed[r], position[r]};
+            const uint32_t* mine = allowed_bits ? allowed_bits + r * bits.words : nullptr;
+            const DrawArgs args{in.floats() + r * in.shape[1], in.shape[1], mine, t.floats()[r], k.ints()[r], p.floats()[r],
+                                m.floats()[r], seed[r], position[r]};
             out.ints()[r] = draw(*kernels_, args, logits_scratch_[thread]);
         });
     });

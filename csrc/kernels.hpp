@@ -126,6 +126,8 @@ struct BestArgs {
     int64_t rows, stride, first_column, columns;
     float* values;   // of each row; minus infinity at first, plus infinity from a NaN on
     int32_t* places; // their columns, the lowest among equals
+    const uint32_t* allowed; // of the first row; a bit for each column: 0 where it may not be the best. Null: all may
+    int64_t allowed_stride;
 };
 
 // How linear_bf16 wants x.
@@ -162,6 +164,8 @@ struct KernelTable {
     int64_t (*argmax)(const float* x, int64_t n);
     // The same in parts, in any order: takes a few more columns into values and places.
     void (*best_of_block)(const BestArgs&);
+    // out = x where the bit of `allowed` is set, minus infinity elsewhere. False where x holds NaN or infinity.
+    bool (*mask_logits)(const float* x, const uint32_t* allowed, int64_t n, float* out);
     // shares[i] = exp((x[i] - max) * inverse_temperature); sums[b] over block b of kShareBlock of them.
     void (*shares)(const float* x, int64_t n, float max, float inverse_temperature, float* shares, double* sums);
     // maxima[b] = the largest of block b of kMaxBlock logits.

@@ -22,13 +22,33 @@ int64_t argmax(const float* x, int64_t n) {
     return -1;
 }
 
+bool mask_logits(const float* x, const uint32_t* allowed, int64_t n, float* out) {
+    const Vec infinite = vset(__builtin_inff()), impossible = vset(-__builtin_inff());
+    uint32_t unsound = 0;
+    int64_t i = 0;
+    for (; i + W <= n; i += W) {
+        const Vec v = vload(x + i);
+        unsound |= vnot_below(v, infinite);
+        vstore(out + i, vselect_bits(allowed, i, v, impossible));
+    }
+    if (i < n) {
+        const Vec v = vload_n(x + i, n - i);
+        unsound |= vnot_below(v, infinite);
+        vstore_n(out + i, vselect_bits(allowed, i, v, impossible), n - i);
+    }
+    return !unsound;
+}
+
 inline void best_of_row(const BestArgs& a, int64_t row) {
     const float* x = a.sums + row * a.stride;
+    const uint32_t* allowed = a.allowed ? a.allowed + row * a.allowed_stride : nullptr;
     float best = a.values[row];
     for (int64_t i = 0; i < a.columns; ++i) {
         const auto place = static_cast<int32_t>(a.first_column + i);
-        if (x[i] != x[i]) {
+        if (!(x[i] < __builtin_inff())) {
             best = __builtin_inff();
+        } else if (allowed && !(allowed[place / 32] >> (place % 32) & 1)) {
+            continue;
         } else if (x[i] > best || (x[i] == best && place < a.places[row])) {
             best = x[i];
             a.places[row] = place;
@@ -40,10 +60,20 @@ inline void best_of_row(const BestArgs& a, int64_t row) {
 // Few blocks have something for a row: the best of so many columns that came before is seldom passed.
 void best_of_block(const BestArgs& a) {
     const int64_t whole = a.columns / W * W;
+    const Vec least = vset(-__FLT_MAX__), infinite = vset(__builtin_inff()), impossible = vset(-__builtin_inff());
     for (int64_t r = 0; r < a.rows; ++r) {
-        const Vec best = vset(a.values[r]);
+        const float* x = a.sums + r * a.stride;
+        const Vec best = vmax(vset(a.values[r]), least);
         uint32_t wanted = whole < a.columns;
-        for (int64_t i = 0; i < whole; i += W) wanted |= vnot_below(vload(a.sums + r * a.stride + i), best);
+        if (a.allowed) {
+            const uint32_t* allowed = a.allowed + r * a.allowed_stride;
+            for (int64_t i = 0; i < whole; i += W) {
+                const Vec v = vload(x + i);
+                wanted |= vnot_below(vselect_bits(allowed, a.first_column + i, v, impossible), best) | vnot_below(v, infinite);
+            }
+        } else {
+            for (int64_t i = 0; i < whole; i += W) wanted |= vnot_below(vload(x + i), best);
+        }
         if (wanted) best_of_row(a, r);
     }
 }

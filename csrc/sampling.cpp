@@ -149,7 +149,12 @@ void LogitsScratch::resize(int64_t n) {
     maxima.resize((n + kMaxBlock - 1) / kMaxBlock);
 }
 
-int32_t draw(const KernelTable& kernels, const DrawArgs& a, LogitsScratch& s) {
+int32_t draw(const KernelTable& kernels, DrawArgs a, LogitsScratch& s) {
+    if (a.allowed) {
+        s.masked.resize(a.n);
+        if (!kernels.mask_logits(a.logits, a.allowed, a.n, s.masked.data())) return -1;
+        a.logits = s.masked.data();
+    }
     const int64_t best = kernels.argmax(a.logits, a.n);
     if (a.temperature < kGreedyTemperature || best < 0) return static_cast<int32_t>(best);
     const float max = a.logits[best];

@@ -12,6 +12,7 @@ namespace octavo {
 struct DrawArgs {
     const float* logits;
     int64_t n;
+    const uint32_t* allowed; // a bit for each logit; null: all
     float temperature;
     int32_t top_k;
     float top_p, min_p;
@@ -32,14 +33,14 @@ struct TopLogprobsArgs {
 
 // Memory that a thread keeps between rows.
 struct LogitsScratch {
-    std::vector<float> shares, maxima, ordered;
+    std::vector<float> masked, shares, maxima, ordered;
     std::vector<double> sums;
     std::vector<int32_t> ids;
 
     void resize(int64_t n);
 };
 
-int32_t draw(const KernelTable& kernels, const DrawArgs& args, LogitsScratch& scratch);
+int32_t draw(const KernelTable& kernels, DrawArgs args, LogitsScratch& scratch);
 void top_logprobs(const KernelTable& kernels, const TopLogprobsArgs& args, LogitsScratch& scratch);
 
 } // namespace octavo

@@ -57,6 +57,14 @@ inline Vec vkeep(Vec v, int low, int high, Vec other) {
     return _mm256_blendv_ps(other, v, _mm256_castsi256_ps(keep));
 }
 
+// a in lanes whose bit is set, b elsewhere: lane i has bit `first` + i of words of 32 bits; `first` is a multiple of W
+inline Vec vselect_bits(const uint32_t* words, int64_t first, Vec a, Vec b) {
+    const __m256i lane = _mm256_set_epi32(128, 64, 32, 16, 8, 4, 2, 1);
+    const __m256i bits = _mm256_set1_epi32(static_cast<int>(words[first / 32] >> (first % 32)));
+    const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(bits, lane), lane);
+    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(set));
+}
+
 // W pairs of bf16: the first or the second of each
 inline Vec vfirst(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));

@@ -46,6 +46,11 @@ inline Vec vkeep(Vec v, int low, int high, Vec other) {
     return _mm512_mask_blend_ps(keep, other, v);
 }
 
+// a in lanes whose bit is set, b elsewhere: lane i has bit `first` + i of words of 32 bits; `first` is a multiple of W
+inline Vec vselect_bits(const uint32_t* words, int64_t first, Vec a, Vec b) {
+    return _mm512_mask_blend_ps(static_cast<__mmask16>(words[first / 32] >> (first % 32)), b, a);
+}
+
 // W pairs of bf16: the first or the second of each
 inline Vec vfirst(const uint16_t* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }
 inline Vec vsecond(const uint16_t* p) {

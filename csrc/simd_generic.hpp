@@ -61,6 +61,13 @@ inline Vec vkeep(Vec v, int low, int high, Vec other) {
     return ((lane >= low) & (lane < high)) ? v : other;
 }
 
+// a in lanes whose bit is set, b elsewhere: lane i has bit `first` + i of words of 32 bits; `first` is a multiple of W
+inline Vec vselect_bits(const uint32_t* words, int64_t first, Vec a, Vec b) {
+    const uint32_t bits = words[first / 32] >> (first % 32);
+    const WordVec lane = {1, 2, 4, 8};
+    return (lane & bits) != 0 ? a : b;
+}
+
 inline WordVec vload_words(const uint16_t* p) {
     WordVec v;
     __builtin_memcpy(&v, p, sizeof v);

@@ -143,7 +143,11 @@ class Device:
     def linear(
         self, x: np.ndarray, weight: PackedWeight | IntegerWeight, bias: np.ndarray | None, residual: np.ndarray | None
     ) -> np.ndarray: ...
-    def linear_argmax(self, x: np.ndarray, weight: PackedWeight | IntegerWeight) -> np.ndarray: ...
+    def linear_argmax(
+        self, x: np.ndarray, weight: PackedWeight | IntegerWeight, allowed: np.ndarray | None = None
+    ) -> np.ndarray:
+        """An ``allowed`` without columns allows all, as None does."""
+
     def gated_linear(self, x: np.ndarray, weight: PackedWeight, bias: np.ndarray | None) -> np.ndarray: ...
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray: ...
     def silu_and_mul(self, gate_up: np.ndarray) -> np.ndarray: ...
@@ -178,6 +182,7 @@ class Device:
         min_p: np.ndarray,
         seeds: np.ndarray,
         positions: np.ndarray,
+        allowed: np.ndarray | None,
     ) -> np.ndarray: ...
     def top_logprobs(
         self, logits: np.ndarray, chosen: np.ndarray, num: int

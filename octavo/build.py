@@ -242,7 +242,7 @@ def assemble(
         max_num_seqs=config.max_num_seqs,
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
-        capture=None if config.enforce_eager else _largest_batch(config, max_model_len),
+        capture=None if config.enforce_eager else _largest_batch(config, max_model_len, model_config.vocab_size),
         isolate=isolate,
     )
     runner.warm_up()
@@ -251,7 +251,7 @@ def assemble(
     return Engine(scheduler, executor, max_in_flight=2 if config.async_scheduling else 1)
 
 
-def _largest_batch(config: EngineConfig, max_model_len: int) -> BatchCapacity:
+def _largest_batch(config: EngineConfig, max_model_len: int, vocab_size: int) -> BatchCapacity:
     drafts = config.spec_tokens if config.spec_method else 0
     tokens = config.max_num_batched_tokens
     return BatchCapacity(
@@ -259,6 +259,7 @@ def _largest_batch(config: EngineConfig, max_model_len: int) -> BatchCapacity:
         sequences=config.max_num_seqs,
         blocks=-(-max_model_len // config.block_size),
         logits_rows=min(tokens, config.max_num_seqs * (1 + drafts)),
+        vocab_size=vocab_size,
     )
 
 

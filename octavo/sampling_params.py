@@ -358,9 +358,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def plain_greedy(self) -> bool:
-        """Whether every draw is the argmax of the logits as the model made them."""
-        shifted = self.logit_bias or self.bad_words or self.allowed_token_ids is not None or self.min_tokens
-        return self.greedy and not shifted and not self.needs_host
+        """Whether every draw is the argmax of the logits as the model made them, or of those that a grammar allows."""
+        shifted = self.logit_bias or self.allowed_token_ids is not None or self.min_tokens
+        return self.greedy and self.beam is None and not shifted and not self.needs_history
 
     @property
     def needs_history(self) -> bool:

@@ -70,6 +70,8 @@ class Batch:
     """[n, width]"""
     logits_rows: Array
     """[R]"""
+    allowed: Array | None = None
+    """[R, ceil(V / 32)]: what may be drawn from these rows, a bit for each logit as ``Ops.linear_argmax`` takes it"""
 
 
 Forward = Callable[[Batch], tuple[Array, ...]]
@@ -85,6 +87,7 @@ class BatchCapacity:
     blocks: int
     """columns of ``block_tables``"""
     logits_rows: int
+    vocab_size: int
 
     def admits(self, batch: Batch) -> bool:
         return (
@@ -174,8 +177,11 @@ class Ops(Protocol):
         made with ``gated=True``."""
         ...
 
-    def linear_argmax(self, x: Array, weight: Weight) -> Array:
-        """``argmax(linear(x, weight))``, of the same bits: act[R, K], weight[V, K] -> int32[R]."""
+    def linear_argmax(self, x: Array, weight: Weight, allowed: Array | None = None) -> Array:
+        """``argmax(linear(x, weight))``, of the same bits: act[R, K], weight[V, K] -> int32[R].
+
+        ``allowed``, int32[R, ceil(V / 32)], has a bit for each logit, lowest first: where it is 0 the logit counts as minus
+        infinity, but for telling whether the row can be drawn from."""
         ...
 
     def gather_rows(self, x: Array, rows: Array) -> Array:
@@ -192,12 +198,21 @@ class Ops(Protocol):
         ...
 
     def sample(
-        self, logits: Array, *, temperature: Array, top_k: Array, top_p: Array, min_p: Array, seeds: Array, positions: Array
+        self,
+        logits: Array,
+        *,
+        temperature: Array,
+        top_k: Array,
+        top_p: Array,
+        min_p: Array,
+        seeds: Array,
+        positions: Array,
+        allowed: Array | None = None,
     ) -> Array:
         """float32[R, V] -> int32[R]. One draw a row from softmax(logits / temperature) after top-k (0: off), then top-p, then
         min-p; ties at a cut are kept by lowest index. Temperature below 1e-5: argmax; -1 where argmax is. The uniform number
         is a counter-based function of (seeds[i] uint64, positions[i] int64) alone. temperature, top_p, min_p: float32[R];
-        top_k: int32[R]."""
+        top_k: int32[R]. ``allowed`` is that of ``linear_argmax``."""
         ...
 
     def top_logprobs(self, logits: Array, chosen: Array, num: int) -> tuple[Array, Array, Array, Array]:

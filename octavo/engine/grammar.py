@@ -15,7 +15,9 @@ from octavo.request import Thinking
 from octavo.sampling_params import StructuredOutputsParams
 
 MASK_SECONDS = 0.004
-"""What masks may add to a step."""
+"""What masks may add to a step in which somebody's are quick to compute or not needed."""
+SLOW_MASK_SECONDS = 0.02
+"""The same where everybody's are slow: a step costs no less for the few that would have theirs."""
 
 
 class Grammar(Protocol):
@@ -89,17 +91,19 @@ class NoText:
 
 
 class MaskBudget:
-    """Computes lacking masks, the cheap and the long-awaited first, until the time is up; always at least one."""
+    """Computes lacking masks, the quick and the long-awaited first, until the time is up; always at least one."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._waited: dict[int, int] = {}
 
-    def compute(self, lacking: Sequence[tuple[int, Grammar]]) -> None:
-        """``lacking``: sequence ids with grammars that have no mask. Some may be left without; they come before cheaper ones
-        the longer they wait."""
+    def compute(self, running: Sequence[tuple[int, Grammar | None]]) -> None:
+        """``running``: the id of every sequence that runs, and its grammar if it has one. Some may be left without a mask; they
+        come before quicker ones the longer they wait."""
+        lacking = [(seq_id, grammar) for seq_id, grammar in running if grammar is not None and grammar.mask is None]
         waited = {seq_id: self._waited.get(seq_id, 0) for seq_id, _ in lacking}
-        deadline = self._clock() + MASK_SECONDS
+        some_quick = any(grammar is None or grammar.mask_seconds * len(running) <= MASK_SECONDS for _, grammar in running)
+        deadline = self._clock() + (MASK_SECONDS if some_quick else SLOW_MASK_SECONDS)
         for seq_id, grammar in sorted(lacking, key=lambda item: item[1].mask_seconds / (1 + waited[item[0]])):
             grammar.compute_mask()
             del waited[seq_id]

@@ -164,7 +164,7 @@ class Scheduler:
         """The next step, or None when nothing can be computed before a result arrives or a grammar is compiled."""
         self._take_compiled()
         running = self._residence.running
-        self._masks.compute(decoding.lacking_masks(running))
+        self._masks.compute([(seq.seq_id, seq.grammar) for seq in self._residence.running_sequences])
         admits = self._batching.admits(idle=not running)
         rows = self._residence.num_free_rows if admits and self._residence.next else 0
         step = Step(self._budget(rows))

@@ -30,6 +30,6 @@ class LMHead:
         """act[R, hidden_size] -> float32[R, vocab_size]"""
         return self._ops.linear(x, self._weight)
 
-    def likeliest(self, x: Array) -> Array:
-        """act[R, hidden_size] -> int32[R], the argmax of the logits."""
-        return self._ops.linear_argmax(x, self._weight)
+    def likeliest(self, x: Array, allowed: Array | None) -> Array:
+        """act[R, hidden_size] -> int32[R], the argmax of the logits that ``Ops.linear_argmax`` calls ``allowed``."""
+        return self._ops.linear_argmax(x, self._weight, allowed)

@@ -33,8 +33,8 @@ class Model(Protocol):
         """hidden float32[T, H], rows int32[R] -> final norm and head of those rows, float32[R, V]."""
         ...
 
-    def likeliest(self, hidden: Array, rows: Array) -> Array:
-        """The argmax of ``logits``, int32[R], as ``Ops.argmax`` tells it, without the logits."""
+    def likeliest(self, hidden: Array, rows: Array, allowed: Array | None) -> Array:
+        """The argmax of ``logits``, int32[R], without the logits; ``allowed`` as in ``Ops.linear_argmax``."""
         ...
 
 

@@ -69,5 +69,5 @@ class LlamaModel:
     def logits(self, hidden: Array, rows: Array) -> Array:
         return self._head(self._norm(self._ops.gather_rows(hidden, rows)))
 
-    def likeliest(self, hidden: Array, rows: Array) -> Array:
-        return self._head.likeliest(self._norm(self._ops.gather_rows(hidden, rows)))
+    def likeliest(self, hidden: Array, rows: Array, allowed: Array | None) -> Array:
+        return self._head.likeliest(self._norm(self._ops.gather_rows(hidden, rows)), allowed)

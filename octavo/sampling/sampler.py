@@ -19,7 +19,7 @@ from octavo.sampling.logit_bias import LogitBias
 from octavo.sampling.min_tokens import MinTokens
 from octavo.sampling.penalties import Penalties
 from octavo.sampling.row import Feature, SampleRow
-from octavo.sampling.token_mask import TokenMask
+from octavo.sampling.token_mask import TokenMask, allowed_tokens
 from octavo.sampling.verify import draft_rows, num_accepted
 from octavo.step import Candidates, TokenLogprobs
 
@@ -31,8 +31,9 @@ at all. The sequence should end with finish reason "error"."""
 
 
 def features_in_order(eos_token_ids: tuple[int, ...]) -> tuple[Feature, ...]:
-    """The order of vLLM: what is impossible, then what is shifted, then what is damped; temperature and the rest follow."""
-    return TokenMask(), AllowedTokens(), BadWords(), MinTokens(eos_token_ids), LogitBias(), Penalties()
+    """The order of vLLM: what is impossible, then what is shifted, then what is damped; temperature and the rest follow.
+    ``TokenMask``, which comes before them, is part of a draw; what it removes no other brings back."""
+    return AllowedTokens(), BadWords(), MinTokens(eos_token_ids), LogitBias(), Penalties()
 
 
 class Sampler:
@@ -42,7 +43,8 @@ class Sampler:
         self._backend = backend
         self._vocab_size = vocab_size
         self._features = features_in_order(eos_token_ids)
-        self._candidates = CandidateFinder(backend, self._features, features_in_order(()))
+        masked = TokenMask(), *self._features
+        self._candidates = CandidateFinder(backend, masked, (TokenMask(), *features_in_order(())))
 
     def __call__(self, logits: Array, rows: Sequence[SampleRow]) -> tuple[list[int], list[TokenLogprobs | None]]:
         """One token for each of ``rows``, drawn from float32[R, V] ``logits``, and its log-probabilities where asked for."""
@@ -96,7 +98,7 @@ class Sampler:
         return [token >= 0 for token in self.argmax(logits)]
 
     def _draw_plain(self, logits: Array, rows: list[SampleRow]) -> list[int]:
-        if all(row.params.greedy for row in rows):
+        if all(row.params.greedy and row.token_mask is None for row in rows):
             # Branches that share a row of logits share its one argmax.
             best = self.argmax(logits)
             return [best[row.logits_row] for row in rows]
@@ -117,6 +119,7 @@ class Sampler:
 
     def _sample(self, logits: Array, rows: list[SampleRow]) -> list[int]:
         params = [row.params for row in rows]
+        allowed = allowed_tokens([row.token_mask for row in rows], logits.shape[1])
         drawn = self._backend.ops.sample(
             logits,
             temperature=np.array([p.temperature for p in params], np.float32),
@@ -125,6 +128,7 @@ class Sampler:
             min_p=np.array([p.min_p for p in params], np.float32),
             seeds=np.array([row.seed for row in rows], np.uint64),
             positions=np.array([row.position for row in rows], np.int64),
+            allowed=None if allowed is None else self._backend.tensor(allowed),
         )
         tokens: list[int] = self._on_host(drawn).tolist()
         return tokens

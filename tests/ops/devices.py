@@ -98,3 +98,10 @@ def store(
 def nowhere(count: int) -> np.ndarray:
     """Slots of rows that are not to be stored."""
     return np.full(count, -1, np.int32)
+
+
+def some_allowed(seed: int, rows: int, columns: int) -> np.ndarray:
+    """Bits as ``linear_argmax`` and ``sample`` take them: of some rows few, of some most, of some none."""
+    rng = np.random.default_rng(seed)
+    bits = rng.random((rows, (columns + 31) // 32 * 32)) < rng.choice([0.0, 0.02, 0.5, 0.99, 1.0], (rows, 1))
+    return np.packbits(bits, axis=1, bitorder="little").view("<i4")

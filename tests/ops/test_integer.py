@@ -13,9 +13,10 @@ from octavo import _native
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference import ReferenceBackend
 from octavo.backends.reference.integer import quantize_activations
+from octavo.backends.reference.sampling import masked
 from octavo.quant.integer import quantize_int4, quantize_int8
 from octavo.quant.layouts import GROUP, Int4Group, Int8Group, Integer
-from tests.ops.devices import BF16, DTYPES, ISAS, act, normal, oracle, same_bits
+from tests.ops.devices import BF16, DTYPES, ISAS, act, normal, oracle, same_bits, some_allowed
 
 SEEDS = st.integers(0, 2**32)
 ROWS = st.integers(1, 40)
@@ -72,7 +73,10 @@ def test_linear_argmax_is_linear_and_its_argmax(
         backend = device(isa, kernels, threads=threads, quantized=quantized)
         packed = backend.weight(weight)
         found = backend.ops.linear_argmax(x, packed)
-        np.testing.assert_array_equal(found, backend.ops.argmax(backend.ops.linear(x, packed)))
+        logits, allowed = np.array(backend.ops.linear(x, packed)), some_allowed(seed, m, n)
+        np.testing.assert_array_equal(found, backend.ops.argmax(logits))
+        found = backend.ops.linear_argmax(x, packed, allowed)
+        np.testing.assert_array_equal(found, backend.ops.argmax(masked(logits, allowed)) if m else [])
 
 
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.backends.reference.sampling import masked
 from octavo.quant.layouts import Dense
-from tests.ops.devices import BF16, DTYPES, ISAS, act, assert_close, device, normal, oracle, same_bits
+from tests.ops.devices import BF16, DTYPES, ISAS, act, assert_close, device, normal, oracle, same_bits, some_allowed
 
 SEEDS = st.integers(0, 2**32)
 DEPTHS = st.integers(1, 140)
@@ -162,9 +163,12 @@ def test_linear_argmax_is_linear_and_its_argmax(
             x[data.draw(st.integers(0, m - 1)), data.draw(st.integers(0, k - 1))] = bad
     if data.draw(st.booleans()):
         matrix[data.draw(st.integers(0, n - 1))] = data.draw(st.sampled_from([np.nan, np.inf, 3e38]))
+    allowed = some_allowed(seed, m, n)
     for threads in (1, 2, 3):
         ops, weight = device(isa, dtype, threads).ops, device(isa, dtype, threads).weight(Dense(act(matrix, dtype)))
-        np.testing.assert_array_equal(ops.linear_argmax(x, weight), ops.argmax(ops.linear(x, weight)))
+        logits = np.array(ops.linear(x, weight))
+        np.testing.assert_array_equal(ops.linear_argmax(x, weight), ops.argmax(logits))
+        np.testing.assert_array_equal(ops.linear_argmax(x, weight, allowed), ops.argmax(masked(logits, allowed)))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -175,6 +179,10 @@ def test_linear_argmax_of_many_rows(isa: str) -> None:
     found = np.array(backend.ops.linear_argmax(x, backend.weight(weight)))
     np.testing.assert_array_equal(found, backend.ops.argmax(backend.ops.linear(x, backend.weight(weight))))
     assert (found == oracle("bfloat16").ops.linear_argmax(x, oracle("bfloat16").weight(weight))).mean() > 0.98
+    allowed = some_allowed(3, rows, 1000)
+    found = np.array(backend.ops.linear_argmax(x, backend.weight(weight), allowed))
+    logits = np.array(backend.ops.linear(x, backend.weight(weight)))
+    np.testing.assert_array_equal(found, backend.ops.argmax(masked(logits, allowed)))
 
 
 def test_empty_batches_are_nothing_special() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.backends.reference import sampling
-from tests.ops.devices import ISAS, device, normal, oracle
+from tests.ops.devices import ISAS, device, normal, oracle, some_allowed
 
 SIZES = st.one_of(st.integers(1, 140), st.sampled_from([511, 512, 513, 1000, 4097]))
 
@@ -107,7 +107,12 @@ def test_sample_is_the_oracles(isa: str, size: int, data: st.DataObject) -> None
         seeds=[data.draw(st.integers(0, 2**64 - 1)) for _ in range(rows)],
         positions=[data.draw(st.integers(0, 2**40)) for _ in range(rows)],
     )
-    chosen = device(isa, "float32").ops.sample(logits, **columns).tolist()
+    if data.draw(st.booleans()):
+        allowed = some_allowed(data.draw(st.integers(0, 2**32)), rows, size)
+        chosen = device(isa, "float32").ops.sample(logits, **columns, allowed=allowed).tolist()
+        logits = sampling.masked(logits, allowed)
+    else:
+        chosen = device(isa, "float32").ops.sample(logits, **columns).tolist()
     for i, token in enumerate(chosen):
         column = {name: values[i] for name, values in columns.items()}
         assert token in _acceptable(logits[i], column), column

@@ -11,11 +11,11 @@ from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference import ReferenceBackend
 from octavo.quant.integer import quantize_int4, quantize_int8
 from octavo.quant.layouts import Dense, Layout
-from tests.ops.devices import DTYPES, ISAS, device, make_batch, normal, same_bits, spec_of, width_of
+from tests.ops.devices import DTYPES, ISAS, device, make_batch, normal, same_bits, some_allowed, spec_of, width_of
 
 SHAPE = AttentionShape(4, 2, 16)
 HIDDEN, INNER, VOCAB, BLOCK_SIZE, BLOCKS, LENGTH = 64, 96, 200, 4, 64, 48
-CAPACITY = BatchCapacity(tokens=40, sequences=6, blocks=LENGTH // BLOCK_SIZE, logits_rows=6)
+CAPACITY = BatchCapacity(tokens=40, sequences=6, blocks=LENGTH // BLOCK_SIZE, logits_rows=6, vocab_size=VOCAB)
 KINDS: dict[str, Callable[[np.ndarray], Layout]] = {"dense": Dense, "int8": quantize_int8, "int4": quantize_int4}
 
 
@@ -46,21 +46,25 @@ class Tiny:
             fused = layer == 1
             gated = ops.gated_linear(normed, self.gated) if fused else ops.silu_and_mul(ops.linear(normed, gate_up))
             x = ops.linear(gated, down, residual=x)
-        logits = ops.linear(ops.rms_norm(ops.gather_rows(x, batch.logits_rows), self.norm, eps=1e-5), self.table)
-        return x, logits, ops.argmax(logits)
+        normed = ops.rms_norm(ops.gather_rows(x, batch.logits_rows), self.norm, eps=1e-5)
+        logits = ops.linear(normed, self.table)
+        return x, logits, ops.argmax(logits), ops.linear_argmax(normed, self.table, batch.allowed)
 
 
-def batch_of(query_lens: list[int], seq_lens: list[int], *, width: int | None = None) -> Batch:
+def batch_of(query_lens: list[int], seq_lens: list[int], *, width: int | None = None, masked: bool = False) -> Batch:
     ids = np.random.default_rng(3).permutation(BLOCKS).astype(np.int32)
     batch = make_batch(query_lens, seq_lens, BLOCK_SIZE, ids, width=width)
     batch.input_ids = (np.arange(len(batch.positions), dtype=np.int32) * 7 + 3) % VOCAB
     batch.logits_rows = batch.query_start[1:] - np.int32(1)
+    if masked:
+        batch.allowed = some_allowed(len(query_lens), len(query_lens), VOCAB)
     return batch
 
 
 BATCHES = [
     batch_of([3], [3]),
     batch_of([1, 1, 1, 1, 1, 1], [4, 9, 1, 33, 48, 17], width=CAPACITY.blocks),
+    batch_of([1, 1, 1, 1], [4, 9, 1, 33], masked=True),
     batch_of([1], [4]),
     batch_of([20, 1, 19], [20, 7, 30]),
     batch_of([2], [40]),
@@ -121,6 +125,9 @@ def test_eager_ops_in_between_do_not_disturb_a_recording(graph: Graph) -> None:
         ("block_tables", [list(range(CAPACITY.blocks + 1))], "larger than the program's"),
         ("logits_rows", [3], "row out of range"),
         ("logits_rows", [0] * 7, "larger than the program's"),
+        ("allowed", [[0] * (VOCAB // 32 + 2)], "larger than the program's"),
+        ("allowed", [[0], [0]], "as many rows"),
+        ("allowed", [[0]], "allowed must have a bit for each logit"),
     ],
 )
 def test_bad_batches_are_refused(graph: Graph, field: str, value: list[int], message: str) -> None:

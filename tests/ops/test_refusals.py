@@ -114,6 +114,12 @@ OUT_OF_RANGE: list[tuple[str, Callable[[CpuBackend], object]]] = [
     ("argmax: there are no logits", lambda b: b.ops.argmax(np.zeros((2, 0), np.float32))),
     ("sample: there are no logits", lambda b: sample(b, 0)),
     ("every parameter must have one value for each row", lambda b: sample(b, top_k=ints(1))),
+    ("allowed must have a bit for each logit", lambda b: sample(b, 33, allowed=np.zeros((2, 1), np.int32))),
+    ("allowed must have a row for each row", lambda b: sample(b, allowed=np.zeros((1, 1), np.int32))),
+    (
+        "allowed must have a bit for each logit",
+        lambda b: b.ops.linear_argmax(normal(1, 2, 24), table(b), np.zeros((2, 3), np.int32)),
+    ),
     ("x must have one column for each input", lambda b: b.ops.linear(normal(1, 2, 23), table(b))),
     ("bias must have one value", lambda b: b.ops.linear(normal(1, 2, 24), table(b), bias=normal(1, 39))),
     ("residual must have the shape", lambda b: b.ops.linear(normal(1, 2, 24), table(b), residual=normal(1, 1, 40))),

@@ -80,8 +80,9 @@ class CpuOps:
         min_p: np.ndarray,
         seeds: np.ndarray,
         positions: np.ndarray,
+        allowed: np.ndarray | None = None,
     ) -> np.ndarray:
-        return self._device.sample(logits, temperature, top_k, top_p, min_p, seeds, positions)
+        return self._device.sample(logits, temperature, top_k, top_p, min_p, seeds, positions, allowed)
 
     def _native_shape(self, shape: AttentionShape) -> "_native.HeadShape":
         try:

@@ -31,6 +31,7 @@ class RecordedForward:
             seq_lens=program.input(SEQUENCES, capacity.sequences),
             block_tables=program.input(SEQUENCES, capacity.sequences, capacity.blocks),
             logits_rows=program.input(ROWS, capacity.logits_rows),
+            allowed=program.input(ROWS, capacity.logits_rows, (capacity.vocab_size + 31) // 32),
         )
         device.begin_recording(program)
         try:
@@ -47,6 +48,7 @@ class RecordedForward:
             batch.seq_lens,
             batch.block_tables,
             batch.logits_rows,
+            np.empty((len(batch.logits_rows), 0), np.int32) if batch.allowed is None else batch.allowed,
         ]
         self._device.replay(self._program, inputs)
         return tuple(self._program.trimmed(result) for result in self._results)

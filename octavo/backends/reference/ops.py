@@ -105,8 +105,9 @@ class ReferenceOps:
                 _check_range("target block", np.array(dst), 0, target.shape[2])
                 target[:, :, dst] = source[:, :, src]
 
-    def linear_argmax(self, x: np.ndarray, weight: Any) -> np.ndarray:
-        return self.argmax(self.linear(x, weight))
+    def linear_argmax(self, x: np.ndarray, weight: Any, allowed: np.ndarray | None = None) -> np.ndarray:
+        logits = self.linear(x, weight)
+        return self.argmax(logits if allowed is None else sampling.masked(logits, allowed))
 
     def argmax(self, logits: np.ndarray) -> np.ndarray:
         return np.array([sampling.argmax(row) for row in logits], np.int32)
@@ -121,7 +122,10 @@ class ReferenceOps:
         min_p: np.ndarray,
         seeds: np.ndarray,
         positions: np.ndarray,
+        allowed: np.ndarray | None = None,
     ) -> np.ndarray:
+        if allowed is not None:
+            logits = sampling.masked(logits, allowed)
         columns = zip(logits, temperature, top_k, top_p, min_p, seeds, positions, strict=True)
         return np.array([sampling.draw(*column) for column in columns], np.int32)
 

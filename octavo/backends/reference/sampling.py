@@ -31,6 +31,15 @@ def argmax(logits: np.ndarray) -> int:
     return int(np.argmax(logits)) if np.isfinite(logits.max()) else -1
 
 
+def masked(logits: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """[R, V] with minus infinity where a bit of int32[R, ceil(V / 32)] is 0; a row that cannot be drawn from stays so."""
+    words = allowed.astype("<u4")[:, :, None] >> np.arange(32, dtype=np.uint32) & 1
+    bits = words.reshape(len(allowed), -1)[:, : logits.shape[1]]
+    sound = np.isfinite(logits.max(axis=1, keepdims=True))
+    result: np.ndarray = np.where(sound & (bits == 0), np.float32(-np.inf), logits)
+    return result
+
+
 def descending(logits: np.ndarray) -> np.ndarray:
     """Token ids from likeliest to least likely; lowest id first among equals."""
     order: np.ndarray = np.argsort(-_clean(logits), kind="stable")
