@@ -270,34 +270,43 @@ inline void touch(const AttentionArgs& a, const AttentionUnit& u, int64_t start,
     });
 }
 
-// Aims at the groups of the tile at `start`, the first first. Blocks that do not exist are passed over.
-template <class T> inline void aim(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t stop, Ahead& ahead) {
-    const int64_t group = group_of(a.block_size, a.head_dim);
+// The tile being computed and the one after it, which is found when its memory is asked for: finding it again would cost more
+// than the products of a small block.
+template <class T> struct Tiles {
+    Tile<T> both[2];
+    int at = 0;
+    Tile<T>& now() { return both[at]; }
+    Tile<T>& next() { return both[1 - at]; }
+    void step() { at = 1 - at; }
+};
+
+// Finds the tile at `start` and aims at its groups, the first first. Where a block does not exist, at none.
+template <class T>
+inline void aim(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t stop, Ahead& ahead, Tile<T>& tile) {
+    const int group = tile.group = group_of(a.block_size, a.head_dim);
+    const int64_t end = min64(stop, start + kTokenTile);
     ahead.bytes = round_up(group * a.head_dim * static_cast<int64_t>(sizeof(T)), 256);
     ahead.next = ahead.end = nullptr;
     ahead.count = 0;
-    if (!group) return;
-    const char *keys[kMostGroups], *values[kMostGroups];
-    int found = 0;
-    over_groups<T>(a, u, start, min64(stop, start + kTokenTile), 0, group, [&](int64_t, const Head<T>& head, int64_t offset) {
-        keys[found] = reinterpret_cast<const char*>(head.keys + offset * a.head_dim);
-        values[found++] = reinterpret_cast<const char*>(head.values + offset * a.head_dim);
-        if (!kQuantized<T>) return;
-        __builtin_prefetch(head.key_scales + offset);
-        __builtin_prefetch(head.value_scales + offset);
-    });
-    for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = values[g];
-    for (int g = found; g-- > 0;) ahead.pieces[ahead.count++] = keys[g];
+    tile.found = group && start < end && find_groups(a, u, start, start, end, tile);
+    if (!tile.found) return;
+    const int64_t count = (end - start + group - 1) / group;
+    for (int64_t g = count; g-- > 0;) ahead.pieces[ahead.count++] = reinterpret_cast<const char*>(tile.values[g]);
+    for (int64_t g = count; g-- > 0;) ahead.pieces[ahead.count++] = reinterpret_cast<const char*>(tile.keys[g]);
+    for (int64_t g = 0; kQuantized<T> && g < count; ++g) {
+        __builtin_prefetch(tile.key_scales[g]);
+        __builtin_prefetch(tile.value_scales[g]);
+    }
     if (start + kTokenTile < stop) touch<T>(a, u, start + kTokenTile, stop, group);
 }
 
 // The first tile of a unit, if there is one.
-template <class T> inline void aim_first(const AttentionArgs& a, const AttentionUnit* u, Ahead& ahead) {
+template <class T> inline void aim_first(const AttentionArgs& a, const AttentionUnit* u, Ahead& ahead, Tile<T>& tile) {
     ahead.next = ahead.end = nullptr;
     ahead.count = 0;
     if (!u) return;
     const Reach reach = reach_of(a, *u);
-    aim<T>(a, *u, reach.start, reach.stop, ahead);
+    aim<T>(a, *u, reach.start, reach.stop, ahead, tile);
 }
 
 template <int G, class T, int V>
@@ -444,15 +453,14 @@ inline void write_output(const AttentionArgs& a, const AttentionUnit& u, const H
 // The rows [row0, row1) that see something of the tile do all of one tile's work.
 template <class T>
 bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s, const HeadStates& state,
-                 int64_t first_end, int64_t start) {
+                 int64_t first_end, int64_t start, Tile<T>& tile) {
     const int64_t group = a.num_heads / a.num_kv_heads, rows = u.row1 - u.row0;
     int64_t row0 = 0, row1 = rows;
     while (row0 < rows && seen(a, first_end, row0, start).end == 0) ++row0;
     while (row1 > row0 && seen(a, first_end, row1 - 1, start).begin == kTokenTile) --row1;
     if (row0 == row1) return true;
     const int64_t begin = start + seen(a, first_end, row0, start).begin, end = start + seen(a, first_end, row1 - 1, start).end;
-    Tile<T> tile;
-    if (!find_tile(a, u, s.gathered, start, begin, end, tile)) return false;
+    if (!settle_tile(a, u, s.gathered, start, begin, end, tile)) return false;
     score_tile(a, s, tile);
     for (int64_t r = row0; r < row1; ++r) {
         const Span span = seen(a, first_end, r, start);
@@ -467,7 +475,7 @@ bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, const Attention
 
 // `next`: the unit that follows on this thread, or null.
 template <class T>
-bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit* next, const AttentionScratch& s) {
+bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit* next, const AttentionScratch& s, Tiles<T>& tiles) {
     const Reach reach = reach_of(a, u);
     const bool writes = a.query_start[u.seq + 1] - a.query_start[u.seq] == 1;
     clear(s.total, s.heads, s.width);
@@ -479,9 +487,10 @@ bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit*
         for (; tile < end; tile += kTokenTile) {
             // Late: by now the block is here.
             if (writes && tile + kTokenTile >= reach.last_end) write_head<T>(a, u.row0, u.kv_head);
-            if (tile + kTokenTile < reach.stop) aim<T>(a, u, tile + kTokenTile, reach.stop, *s.ahead);
-            else aim_first<T>(a, next, *s.ahead);
-            if (!attend_tile<T>(a, u, s, state, reach.first_end, tile)) return false;
+            if (tile + kTokenTile < reach.stop) aim(a, u, tile + kTokenTile, reach.stop, *s.ahead, tiles.next());
+            else aim_first(a, next, *s.ahead, tiles.next());
+            if (!attend_tile(a, u, s, state, reach.first_end, tile, tiles.now())) return false;
+            tiles.step();
         }
         if (!first) merge(s.total, state, s.heads, s.width);
     }
@@ -490,14 +499,15 @@ bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit*
 
 template <class T> bool attend_all(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
     Ahead ahead;
+    Tiles<T> tiles;
     bool valid = true;
-    aim_first<T>(a, units, ahead);
+    aim_first(a, units, ahead, tiles.now());
     while (ahead.count > 0 || ahead.next != ahead.end) fetch<4>(ahead);
     for (int64_t i = 0; i < count; ++i) {
         const AttentionUnit& u = units[i];
         const AttentionScratch s = lay_out(a, u, scratch, ahead);
         load_queries(a, u, s);
-        if (!attend<T>(a, u, i + 1 < count ? &units[i + 1] : nullptr, s)) valid = false;
+        if (!attend(a, u, i + 1 < count ? &units[i + 1] : nullptr, s, tiles)) valid = tiles.now().found = false;
         else if (!u.state) write_output(a, u, s.total, s.width);
     }
     return valid;

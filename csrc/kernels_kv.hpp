@@ -128,15 +128,16 @@ void write_kv(const AttentionArgs& a, int64_t row0, int64_t row1) {
     }
 }
 
-// A tile's groups of positions, `group` of them each, in the cache or gathered. Scales are found by 16 positions in any case,
-// and so are `first` and `count`: what they cut off does not exist.
+// A tile's groups of positions, `group` of them each, in the cache or gathered. `first` and `count` are in groups of 16 in any
+// case, and so are the scales once the tile is settled: what they cut off does not exist.
 template <class T> struct Tile {
     const T* keys[kMostGroups];
     const T* values[kMostGroups];
-    const float* key_scales[kGroups]; // int8 only
-    const float* value_scales[kGroups];
+    const float* key_scales[kMostGroups]; // int8 only
+    const float* value_scales[kMostGroups];
     int64_t first, count;
     int group;
+    bool found; // where all of its groups in the cache lie
 };
 
 // Memory for a tile's gathered rows or scales.
@@ -202,46 +203,46 @@ inline __attribute__((always_inline)) bool over_groups(const AttentionArgs& a, c
 
 // Where the groups of the cache lie that hold the tile's positions [begin, end). False: a bad block id.
 template <class T>
-inline bool find_groups(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t begin, int64_t end,
-                        float* scales, Tile<T>& tile) {
+inline bool find_groups(const AttentionArgs& a, const AttentionUnit& u, int64_t start, int64_t begin, int64_t end, Tile<T>& tile) {
     const int64_t group = tile.group;
     const int64_t first = (begin - start) / group;
     return over_groups<T>(a, u, begin, end, first, group, [&](int64_t g, const Head<T>& head, int64_t offset) {
         tile.keys[g] = head.keys + offset * a.head_dim;
         tile.values[g] = head.values + offset * a.head_dim;
         if (!kQuantized<T>) return;
-        if (group == kTokenGroup) {
-            tile.key_scales[g] = head.key_scales + offset;
-            tile.value_scales[g] = head.value_scales + offset;
-        } else {
-            __builtin_memcpy(scales + g * group, head.key_scales + offset, group * sizeof(float));
-            __builtin_memcpy(scales + kTokenTile + g * group, head.value_scales + offset, group * sizeof(float));
-        }
+        tile.key_scales[g] = head.key_scales + offset;
+        tile.value_scales[g] = head.value_scales + offset;
     });
 }
 
-// Groups of fewer than 16: those of the first and the last 16 positions that were not looked for. Their keys are multiplied
-// with the others, to no effect.
+// Groups of fewer than 16: those of the first and the last 16 positions that were not looked for get keys that are multiplied
+// with the others, to no effect; scales are put together.
 template <class T> inline void fill_up(int64_t begin, int64_t end, float* scales, Tile<T>& tile) {
     const int64_t each = kTokenGroup / tile.group, first = begin / tile.group, last = (end - 1) / tile.group;
     for (int64_t g = tile.first * each; g < first; ++g) tile.keys[g] = tile.keys[first];
     for (int64_t g = last + 1; g < tile.count * each; ++g) tile.keys[g] = tile.keys[last];
+    if (!kQuantized<T>) return;
+    const int64_t bytes = tile.group * static_cast<int64_t>(sizeof(float));
+    for (int64_t g = first; g <= last; ++g) {
+        __builtin_memcpy(scales + g * tile.group, tile.key_scales[g], bytes);
+        __builtin_memcpy(scales + kTokenTile + g * tile.group, tile.value_scales[g], bytes);
+    }
     for (int64_t g = tile.first; g < tile.count; ++g) {
         tile.key_scales[g] = scales + g * kTokenGroup;
         tile.value_scales[g] = scales + kTokenTile + g * kTokenGroup;
     }
 }
 
-// Finds what positions [begin, end) of the tile that starts at `start` need. False: a bad block id.
+// Makes the tile that starts at `start` ready for its positions [begin, end), once. False: a bad block id.
 template <class T>
-inline bool find_tile(const AttentionArgs& a, const AttentionUnit& u, const Gathered& memory, int64_t start, int64_t begin,
+inline bool settle_tile(const AttentionArgs& a, const AttentionUnit& u, const Gathered& memory, int64_t start, int64_t begin,
                       int64_t end, Tile<T>& tile) {
     const int group = group_of(a.block_size, a.head_dim);
     tile.first = (begin - start) / kTokenGroup;
     tile.count = (end - start + kTokenGroup - 1) / kTokenGroup;
     tile.group = group ? group : kTokenGroup;
     if (group) {
-        if (!find_groups(a, u, start, begin, end, memory.scales, tile)) return false;
+        if (!tile.found && !find_groups(a, u, start, begin, end, tile)) return false;
         if (group < kTokenGroup) fill_up(begin - start, end - start, memory.scales, tile);
         return true;
     }
