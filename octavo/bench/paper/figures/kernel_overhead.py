@@ -92,6 +92,7 @@ class KernelOverhead:
         drawing.level(left, 1 + WANTED, "wanted: below")
         drawing.level(left, 1.23, "the paper: 120-126 %")
         left.set_ylim(0, 1.6)
+        left.set_xlim(-0.5, len(contexts) + 0.15)  # room for what the lines mean
         left.legend(loc="upper left", ncols=len(shown), fontsize=7.5, edgecolor=drawing.GRID)
         drawing.frame(right, title="By block size", x="", y="median overhead over batches and contexts", percent=True)
         overheads = [median(m["overhead"][str(size)] for m in found) for size in BLOCK_SIZES]
