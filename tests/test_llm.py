@@ -207,6 +207,30 @@ def test_what_cannot_work_is_said_in_one_line(smollm2_path: Path, changes: dict[
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_form_gives_the_same_tokens_in_any_company(llm: LLM, temperature: float) -> None:
+    """Alone, beside other forms, and in steps that also draw, or write logits for somebody's log-probabilities."""
+    forms = [
+        StructuredOutputsParams(json={"type": "array", "items": {"type": "integer"}}),
+        StructuredOutputsParams(regex="[a-q ]{30}"),
+    ]
+    confined = [SamplingParams(temperature=temperature, seed=3, max_tokens=20, structured_outputs=form) for form in forms]
+    others = [GREEDY, SamplingParams(temperature=1.0, seed=1, max_tokens=9), SamplingParams(max_tokens=5, logprobs=2)]
+    prompts = ["Numbers:", "Once upon a time", "The sea", "A dog", "Paris is"]
+
+    def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    alone = [tokens(llm.generate([text], [one], use_tqdm=False))[0] for text, one in zip(prompts, confined, strict=False)]
+    assert tokens(llm.generate(prompts[:2], confined, use_tqdm=False)) == alone
+    for i in range(3):
+        company = others[: i + 1]
+        beside = llm.generate(prompts[: 3 + i], [*confined, *company], use_tqdm=False)
+        assert tokens(beside)[:2] == alone
+    text = llm.get_tokenizer().decode(alone[1])
+    assert len(text) == 30 and set(text) <= set("abcdefghijklmnopq ")
+
+
 def test_a_budget_of_reasoning_and_a_form_behind_it(llm: LLM) -> None:
     form = StructuredOutputsParams(choice=["yes", "no"])
     params = SamplingParams(temperature=1.0, n=2, seed=1, max_tokens=60, thinking_token_budget=6, structured_outputs=form)
