@@ -159,13 +159,18 @@ async def clients_that_leave(server: RunningServer, seconds: float, *, a_second:
 
 async def kill_engine(server: RunningServer, *, streams: int = 8) -> Counter[str]:
     """Every stream that had a token is told; the others are answered by the next engine."""
-    pid, tasks = server.engine_pid(), [asyncio.create_task(stream(server.url, long_request(i, 400))) for i in range(streams)]
-    await asyncio.sleep(0.1)
+    pid, killed, outcomes = server.engine_pid(), asyncio.Event(), []
+
+    async def client(number: int) -> None:
+        while not killed.is_set():  # one ends and the next begins: what the metrics tell is of a moment ago
+            outcomes.append(await stream(server.url, long_request(number, 400)))
+
+    clients = [asyncio.create_task(client(i)) for i in range(streams)]
     while await asyncio.to_thread(server.metric, "octavo_requests_running") < min(4, streams):
-        tasks += [asyncio.create_task(stream(server.url, long_request(i, 400))) for i in range(streams)]
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.05)
     os.kill(pid, signal.SIGKILL)
-    outcomes = await asyncio.gather(*tasks)
+    killed.set()
+    await asyncio.gather(*clients)
     for outcome in outcomes:
         assert outcome.kind in ("length", "engine_restarted")
         assert outcome.done or outcome.status == 503
