@@ -270,8 +270,8 @@ inline void touch(const AttentionArgs& a, const AttentionUnit& u, int64_t start,
     });
 }
 
-// The tile being computed and the one after it, which is found when its memory is asked for: finding it again would cost more
-// than the products of a small block.
+// The tile being computed and the one after it, which is found when its memory is asked for: finding it again takes time that
+// small blocks feel.
 template <class T> struct Tiles {
     Tile<T> both[2];
     int at = 0;

@@ -7,7 +7,6 @@
 // [positions][head_dim] in fp32 and int8. Other blocks hold plain rows, which are gathered into groups of 16. In int8, a kv
 // head's part of a block ends with the scales: of the keys of its positions, then of the values.
 
-constexpr int kGroups = kTokenTile / kTokenGroup;
 constexpr int kMostGroups = kTokenTile / kLeastGroup;
 
 // Positions of a block's groups; 0: plain rows.
@@ -236,7 +235,7 @@ template <class T> inline void fill_up(int64_t begin, int64_t end, float* scales
 // Makes the tile that starts at `start` ready for its positions [begin, end), once. False: a bad block id.
 template <class T>
 inline bool settle_tile(const AttentionArgs& a, const AttentionUnit& u, const Gathered& memory, int64_t start, int64_t begin,
-                      int64_t end, Tile<T>& tile) {
+                        int64_t end, Tile<T>& tile) {
     const int group = group_of(a.block_size, a.head_dim);
     tile.first = (begin - start) / kTokenGroup;
     tile.count = (end - start + kTokenGroup - 1) / kTokenGroup;

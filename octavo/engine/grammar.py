@@ -101,6 +101,9 @@ class MaskBudget:
         """``running``: the id of every sequence that runs, and its grammar if it has one. Some may be left without a mask; they
         come before quicker ones the longer they wait."""
         lacking = [(seq_id, grammar) for seq_id, grammar in running if grammar is not None and grammar.mask is None]
+        if not lacking:
+            self._waited = {}
+            return
         waited = {seq_id: self._waited.get(seq_id, 0) for seq_id, _ in lacking}
         some_quick = any(grammar is None or grammar.mask_seconds * len(running) <= MASK_SECONDS for _, grammar in running)
         deadline = self._clock() + (MASK_SECONDS if some_quick else SLOW_MASK_SECONDS)

@@ -67,6 +67,11 @@ class Sampler:
         best: list[int] = self._on_host(self._backend.ops.argmax(logits)).tolist()
         return best
 
+    def allowed(self, masks: Sequence[np.ndarray | None]) -> Array | None:
+        """The token masks of so many rows as ops take them; None where there are none."""
+        words = allowed_tokens(masks, self._vocab_size)
+        return None if words is None else self._backend.tensor(words)
+
     def verify(self, logits: Array, first: SampleRow, drafts: Sequence[int]) -> tuple[list[int], list[TokenLogprobs | None]]:
         """Draw from the k + 1 rows of logits that begin at ``first.logits_row``; returns the drafts that agree and one token
         more. For several sequences at once call the sampler on all their ``draft_rows`` and cut with ``num_accepted``."""
@@ -119,7 +124,6 @@ class Sampler:
 
     def _sample(self, logits: Array, rows: list[SampleRow]) -> list[int]:
         params = [row.params for row in rows]
-        allowed = allowed_tokens([row.token_mask for row in rows], logits.shape[1])
         drawn = self._backend.ops.sample(
             logits,
             temperature=np.array([p.temperature for p in params], np.float32),
@@ -128,7 +132,7 @@ class Sampler:
             min_p=np.array([p.min_p for p in params], np.float32),
             seeds=np.array([row.seed for row in rows], np.uint64),
             positions=np.array([row.position for row in rows], np.int64),
-            allowed=None if allowed is None else self._backend.tensor(allowed),
+            allowed=self.allowed([row.token_mask for row in rows]),
         )
         tokens: list[int] = self._on_host(drawn).tolist()
         return tokens

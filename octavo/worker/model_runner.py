@@ -12,7 +12,6 @@ import numpy as np
 from octavo.backends.base import Array, Backend, Batch, BatchCapacity, KVCache
 from octavo.models import Model
 from octavo.sampling.sampler import INVALID_TOKEN, CandidateRow, Sampler, SampleRow
-from octavo.sampling.token_mask import allowed_tokens
 from octavo.sampling.verify import draft_rows, num_accepted
 from octavo.sampling_params import SamplingParams
 from octavo.step import (
@@ -52,7 +51,6 @@ class ModelRunner:
         self._cache = cache
         self._backend = backend
         self._block_size = cache.spec.block_size
-        self._vocab_size = vocab_size
         self._sampler = Sampler(backend, vocab_size, eos_token_ids)
         self._last_token = np.zeros(max_num_seqs, np.int32)
         self._capacity = capture
@@ -97,7 +95,7 @@ class ModelRunner:
         batch = Batch(**tensors, logits_rows=self._backend.tensor(rows))
         greedy = all(map(_wants_argmax, plan.sequences))
         if greedy:
-            batch.allowed = self._allowed(plan)
+            batch.allowed = self._sampler.allowed([seq.token_mask for seq in plan.sequences if seq.sample_rows])
         graph = self._greedy_graph if greedy else self._graph
         if graph and self._capacity and self._capacity.admits(batch):
             hidden, last = graph.replay(batch)
@@ -134,11 +132,6 @@ class ModelRunner:
         """The same, but of the logits no more than their argmax: they are a large part of what a step would write."""
         hidden = self._model.forward(batch, self._cache)
         return hidden, self._model.likeliest(hidden, batch.logits_rows, batch.allowed)
-
-    def _allowed(self, plan: SchedulerOutput) -> Array | None:
-        masks = [seq.token_mask for seq in plan.sequences if seq.sample_rows]
-        allowed = allowed_tokens(masks, self._vocab_size)
-        return None if allowed is None else self._backend.tensor(allowed)
 
     def _sample(
         self, plan: SchedulerOutput, logits: Array, first_rows: list[int]
