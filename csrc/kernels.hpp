@@ -162,10 +162,10 @@ struct KernelTable {
 
     // Logits. NaN counts as minus infinity, but in argmax, which is -1 where a logit is NaN or infinite, or all are impossible.
     int64_t (*argmax)(const float* x, int64_t n);
+    // The same of those whose bit is set; out = x there, minus infinity elsewhere.
+    int64_t (*masked_argmax)(const float* x, const uint32_t* allowed, int64_t n, float* out);
     // The same in parts, in any order: takes a few more columns into values and places.
     void (*best_of_block)(const BestArgs&);
-    // out = x where the bit of `allowed` is set, minus infinity elsewhere. False where x holds NaN or infinity.
-    bool (*mask_logits)(const float* x, const uint32_t* allowed, int64_t n, float* out);
     // shares[i] = exp((x[i] - max) * inverse_temperature); sums[b] over block b of kShareBlock of them.
     void (*shares)(const float* x, int64_t n, float max, float inverse_temperature, float* shares, double* sums);
     // maxima[b] = the largest of block b of kMaxBlock logits.

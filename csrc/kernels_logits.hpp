@@ -7,36 +7,36 @@ inline Vec vload_clean(const float* x, int64_t i, int64_t n) {
     return n - i >= W ? v : vkeep(v, 0, static_cast<int>(n - i), vset(-__builtin_inff()));
 }
 
-int64_t argmax(const float* x, int64_t n) {
-    Vec best = vset(-__builtin_inff()), numbers = vset(1.0f);
+// The first place of the largest value. With `allowed` of what it allows, which goes to `out`, the rest as minus infinity.
+template <bool kMasked> inline int64_t best_logit(const float* x, const uint32_t* allowed, int64_t n, float* out) {
+    const Vec infinite = vset(__builtin_inff()), impossible = vset(-__builtin_inff());
+    Vec best = impossible;
+    uint32_t unsound = 0;
     for (int64_t i = 0; i < n; i += W) {
-        const Vec v = n - i >= W ? vload(x + i) : vkeep(vload_n(x + i, n - i), 0, static_cast<int>(n - i), vset(-__builtin_inff()));
-        numbers = vselect_ge(v, v, numbers, vzero());
-        best = vmax(best, vclean(v));
+        const int count = static_cast<int>(min64(W, n - i));
+        Vec v = vload_part(x + i, count);
+        if (count < W) v = vkeep(v, 0, count, impossible);
+        unsound |= vnot_below(v, infinite);
+        if constexpr (kMasked) {
+            v = vselect_bits(allowed, i, v, impossible);
+            vstore_as(out, i, v, count, false);
+        }
+        best = vmax(best, v);
     }
     const float top = vmax_of(best);
-    if (!(top > -__builtin_inff()) || !(top < __builtin_inff()) || vsum(numbers) != static_cast<float>(W)) return -1;
-    for (int64_t i = 0; i < n; ++i) {
-        if (x[i] == top) return i;
-    }
-    return -1;
+    if (unsound || !(top > -__builtin_inff())) return -1;
+    const float* among = kMasked ? out : x;
+    const Vec wanted = vset(top);
+    int64_t i = 0;
+    while (i + W <= n && !vnot_below(vload(among + i), wanted)) i += W;
+    while (among[i] != top) ++i;
+    return i;
 }
 
-bool mask_logits(const float* x, const uint32_t* allowed, int64_t n, float* out) {
-    const Vec infinite = vset(__builtin_inff()), impossible = vset(-__builtin_inff());
-    uint32_t unsound = 0;
-    int64_t i = 0;
-    for (; i + W <= n; i += W) {
-        const Vec v = vload(x + i);
-        unsound |= vnot_below(v, infinite);
-        vstore(out + i, vselect_bits(allowed, i, v, impossible));
-    }
-    if (i < n) {
-        const Vec v = vload_n(x + i, n - i);
-        unsound |= vnot_below(v, infinite);
-        vstore_n(out + i, vselect_bits(allowed, i, v, impossible), n - i);
-    }
-    return !unsound;
+int64_t argmax(const float* x, int64_t n) { return best_logit<false>(x, nullptr, n, nullptr); }
+
+int64_t masked_argmax(const float* x, const uint32_t* allowed, int64_t n, float* out) {
+    return best_logit<true>(x, allowed, n, out);
 }
 
 inline void best_of_row(const BestArgs& a, int64_t row) {

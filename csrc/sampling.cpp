@@ -150,12 +150,14 @@ void LogitsScratch::resize(int64_t n) {
 }
 
 int32_t draw(const KernelTable& kernels, DrawArgs a, LogitsScratch& s) {
+    int64_t best;
     if (a.allowed) {
         s.masked.resize(a.n);
-        if (!kernels.mask_logits(a.logits, a.allowed, a.n, s.masked.data())) return -1;
+        best = kernels.masked_argmax(a.logits, a.allowed, a.n, s.masked.data());
         a.logits = s.masked.data();
+    } else {
+        best = kernels.argmax(a.logits, a.n);
     }
-    const int64_t best = kernels.argmax(a.logits, a.n);
     if (a.temperature < kGreedyTemperature || best < 0) return static_cast<int32_t>(best);
     const float max = a.logits[best];
     s.resize(a.n);
