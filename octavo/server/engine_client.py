@@ -22,6 +22,7 @@ from octavo.server.wire import PromptPiece
 
 _DRAIN_WINDOW = 30.0
 _MAX_SUBMISSIONS = 2
+_DELTAS_AT_ONCE = 64
 
 
 class Mailbox:
@@ -60,10 +61,12 @@ class Mailbox:
                 self._waiter = None
 
     async def get(self) -> list[TokenDelta]:
-        """All deltas that have come, at least one, in order."""
-        if not self._deltas:
+        """The deltas that have come, at least one, in order. Of very many the first; everybody else gets a turn before the rest."""
+        if self._deltas:
+            await asyncio.sleep(0)
+        else:
             await self.wait()
-        deltas, self._deltas = self._deltas, []
+        deltas, self._deltas = self._deltas[:_DELTAS_AT_ONCE], self._deltas[_DELTAS_AT_ONCE:]
         return deltas
 
     def expect_account(self) -> None:
