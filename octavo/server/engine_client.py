@@ -61,7 +61,7 @@ class Mailbox:
                 self._waiter = None
 
     async def get(self) -> list[TokenDelta]:
-        """The deltas that have come, at least one, in order. Of very many the first; everybody else gets a turn before the rest."""
+        """The deltas that have come, at least one, in order. Of very many the first: others get a turn before the rest."""
         if self._deltas:
             await asyncio.sleep(0)
         else:
