@@ -1,7 +1,7 @@
 """``octavo bench paper``: measures the figures that are asked for, writes each when it is done, ends with what was promised.
 
-Figures are measured one after the other, point by point; what an earlier run into the same directory has measured is not
-measured again.
+Figures are measured one after the other, point by point, simulated ones several at once; what an earlier run into the same
+directory has measured is not measured again.
 """
 
 import time
@@ -14,6 +14,7 @@ from octavo.bench.paper import drawing, report
 from octavo.bench.paper.bench import Bench
 from octavo.bench.paper.figure import MODES, Figure, Findings, Measured, Mode
 from octavo.bench.paper.figures import FIGURES
+from octavo.bench.paper.helpers import Helpers
 from octavo.bench.paper.scenes import LONG_LEN, SHRINK, SMALL_LEN, SMALL_POOL
 from octavo.config import ConfigError, EngineConfig
 
@@ -35,11 +36,12 @@ def main(config: EngineConfig, options: PaperOptions) -> None:
     check_context(bench, figures)
     folder = Path(options.out)
     found = []
-    for figure in figures:
-        findings = Findings({mode: measure(bench, figure, mode) for mode in modes_of(figure, options)})
-        found.append((figure, report.write_figure(folder, figure, findings)))
-        report.write_summary(folder, about=about(bench), found=found)
-        bench.say(f"  wrote {folder / figure.name}.md, .json, .svg, .png")
+    with Helpers(config, options) as helpers:
+        for figure in figures:
+            findings = Findings({mode: measure(bench, figure, mode, helpers) for mode in modes_of(figure, options)})
+            found.append((figure, report.write_figure(folder, figure, findings)))
+            report.write_summary(folder, about=about(bench), found=found)
+            bench.say(f"  wrote {folder / figure.name}.md, .json, .svg, .png")
     bench.close()
     print(report.verdict_lines(found))
     print(f"tables and pictures: {folder / report.SUMMARY}")
@@ -74,9 +76,11 @@ def modes_of(figure: Figure, options: PaperOptions) -> list[Mode]:
     return [mode for mode in MODES if mode in figure.modes and options.mode in (None, mode)]
 
 
-def measure(bench: Bench, figure: Figure, mode: Mode) -> list[Measured]:
-    """All points of a figure in one mode."""
+def measure(bench: Bench, figure: Figure, mode: Mode, helpers: Helpers | None = None) -> list[Measured]:
+    """All points of a figure in one mode; simulated ones by ``helpers``, if there are any."""
     points = figure.points(bench, mode)
+    if helpers is not None and mode == "simulated":
+        return [Measured(*each) for each in zip(points, helpers.measure(bench, figure, points), strict=True)]
     made = []
     for number, point in enumerate(points, 1):
         bench.say(f"  {figure.name} [{number}/{len(points)}] {mode}: {point.key}")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from octavo.bench.paper.bench import Bench
 from octavo.bench.paper.driver import SLOTS, Replayed
 from octavo.bench.paper.figure import MODES, Figure, Findings, Measured, Table, Verdict
 from octavo.bench.paper.figures import FIGURES, kernel_overhead, swap_or_recompute
+from octavo.bench.paper.helpers import Helpers
 from octavo.bench.paper.scenes import scene
 from octavo.bench.paper.workload import Serve
 from tests.bench.paper.conftest import MakeBench, replayed
@@ -176,6 +178,7 @@ def paper(tiny: str, tmp_path: Path, conversations: Path, *more: str) -> int:
 def test_from_the_command_line_and_again(
     tiny: str, tmp_path: Path, conversations: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(kernel_overhead, "EVICTED", 1 << 16)
     flags = ["--mode", "real", "--figure", "batched-requests", "kernel-overhead"]
     assert paper(tiny, tmp_path, conversations, *flags) == 0
     said = capsys.readouterr()
@@ -202,6 +205,19 @@ def test_real_runs_of_all_policies(make_bench: MakeBench) -> None:
         found = bench.served(Serve(**base, **changes))  # type: ignore[arg-type]
         assert found.num_finished == 4 and found.slots["tokens"] > 0, changes
     bench.close()
+
+
+def test_helpers_compute_what_one_process_does(
+    make_bench: MakeBench, conversations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    figure = next(figure for figure in FIGURES if figure.name == "batched-requests")
+    alone, together = make_bench(), make_bench()
+    with Helpers(together.config, msgspec.structs.replace(together.options, out=str(tmp_path / "other"))) as helpers:
+        points = figure.points(alone, "simulated")[:2]
+        found = helpers.measure(together, figure, points)
+    assert found == [msgspec.to_builtins(figure.measure(alone, point)) for point in points]
+    assert together.described == alone.described != {}
 
 
 def test_a_simulated_run_needs_no_weights(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ SHARED_PREFIX = Compared(
     ),
     plans={
         ("real", False): Plan(threshold=0.05, seconds=10.0, fewest=20, fractions=(0.5, 0.9, 1.2), closeness=1.1, most_runs=6),
-        ("real", True): Plan(threshold=0.05, seconds=2.0, fewest=6, fractions=(1.0, 1.5), closeness=1.3, most_runs=4),
+        ("real", True): Plan(threshold=0.05, seconds=2.0, fewest=6, fractions=(1.0, 1.5), closeness=1.3, most_runs=3),
         ("simulated", False): Plan(threshold=0.5, seconds=60.0, fractions=(0.3, 0.6, 0.9, 1.1), closeness=1.04),
         ("simulated", True): Plan(threshold=0.5, seconds=20.0, fractions=(0.5, 0.9), closeness=1.2, most_runs=7),
     },
