@@ -44,8 +44,8 @@ class KernelOverhead:
     modes: tuple[Mode, ...] = ("real",)
 
     def points(self, bench: Bench, mode: Mode) -> Sequence[Point]:
-        contexts, work = (CONTEXTS[:2], 1 << 16) if bench.quick else (CONTEXTS, 1 << 18)
-        rounds = {(batch, context): min(200, max(24, work // (batch * context))) for batch in BATCHES for context in contexts}
+        contexts, work, most = (CONTEXTS[:2], 1 << 16, 100) if bench.quick else (CONTEXTS, 1 << 18, 200)
+        rounds = {(batch, context): min(most, max(24, work // (batch * context))) for batch in BATCHES for context in contexts}
         return [
             Point(
                 f"batch {batch} context {context}", mode, {"batch": batch, "context": context, "rounds": rounds[batch, context]}

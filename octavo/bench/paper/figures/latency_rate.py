@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TRACES = ("sharegpt", "alpaca")
 SEEDS = (0, 1)
-FEW_POLICIES: tuple[KVAllocation, ...] = ("paged", "orca-oracle", "orca-max")
+FEW_POLICIES: tuple[KVAllocation, ...] = ("paged", "orca-oracle")
 """Of Alpaca in a quick run."""
 REPORTED = {"orca-oracle": (1.7, 2.7), "orca-max": (2.7, 8.0), "fastertransformer": (0.0, 22.0)}
 """The paper's ranges of paged's rate over another's, ShareGPT; of FasterTransformer, "up to"."""

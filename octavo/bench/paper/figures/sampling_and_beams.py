@@ -35,7 +35,7 @@ REQUESTS = {
     (False, "sharegpt"): {1: 40, 2: 32, 4: 20, 6: 16},
     (False, "alpaca-text"): {1: 120, 2: 80, 4: 40, 6: 28},
     (True, "sharegpt"): {1: 24, 2: 12, 4: 8, 6: 6},
-    (True, "alpaca-text"): {1: 48, 2: 24, 4: 14, 6: 10},
+    (True, "alpaca-text"): {1: 36, 2: 18, 4: 10, 6: 8},
 }
 """By whether the run is a quick one, trace and width."""
 WANTED = {"sampling": 0.16, "beams": 0.44}
