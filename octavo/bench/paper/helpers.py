@@ -12,7 +12,6 @@ from typing import Self
 
 import msgspec
 
-from octavo.backends.cpu.topology import allowed_cores
 from octavo.bench.options import PaperOptions
 from octavo.bench.paper.bench import Bench
 from octavo.bench.paper.figure import Figure, Point, Record
@@ -27,8 +26,9 @@ class Helpers:
     """A context. The processes begin with the first point."""
 
     def __init__(self, config: EngineConfig, options: PaperOptions) -> None:
-        cores = allowed_cores()
-        self._pool = ProcessPoolExecutor(len(cores), get_context("spawn"), _begin, (config, options, cores))
+        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        number = len(cores) if cores else os.cpu_count()
+        self._pool = ProcessPoolExecutor(number, get_context("spawn"), _begin, (config, options, cores))
 
     def __enter__(self) -> Self:
         return self
@@ -51,9 +51,9 @@ class Helpers:
         return records
 
 
-def _begin(config: EngineConfig, options: PaperOptions, cores: list[int]) -> None:
-    """In each process: no core of its own, whatever the parent's threads have, and an end with the terminal's interrupt."""
-    if hasattr(os, "sched_setaffinity"):
+def _begin(config: EngineConfig, options: PaperOptions, cores: set[int] | None) -> None:
+    """In each process: all cores, whatever the parent's threads have by then, and an end with the terminal's interrupt."""
+    if cores is not None:
         os.sched_setaffinity(0, cores)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _benches.append(Bench(config, options))
