@@ -118,10 +118,13 @@ private:
     nb::object open_output(Args& args, const Array& in, const Weight& weight, nb::handle bias, nb::handle residual);
     // The arguments of a product of x that are known beforehand.
     LinearArgs product_of(const Array& x, const PackedWeight& weight) const;
+    // For bodies: packs in compact blocks. False: there would be too many exceptions, and nothing is packed.
+    bool pack_compact(const PackArgs& args, PackedWeight& weight);
     // Memory for the form of x that the kernel wants, where x has another.
     ResultMemory::Lease staging_for(const LinearArgs& args, int64_t rows);
     // The arguments now: with so many rows, staged.
     LinearArgs staged(const LinearArgs& args, int64_t rows, char* stage);
+    decltype(KernelTable::linear_bf16) kernel_of(const LinearArgs& args, bool bf16) const;
     void multiply(const LinearArgs& args, bool bf16);
     void multiply_gated(const LinearArgs& args, const GatedBlockArgs& gate, float* sums, bool bf16);
     void multiply_argmax(const LinearArgs& args, const BestOfRows& best, float* sums, int32_t* places, bool bf16);

@@ -1,6 +1,8 @@
+#include <atomic>
 #include <cstring>
 
 #include "best_of_rows.hpp"
+#include "compact.hpp"
 #include "device_output.hpp"
 #include "device_parallel.hpp"
 #include "spans.hpp"
@@ -14,6 +16,8 @@ constexpr int64_t kChunkBytes = 256 << 10; // inputs of rows that meet those wei
 constexpr int64_t kLeastRows = 192;        // of a chunk: below, weights are fetched too often
 constexpr int64_t kPastCaches = 4 << 20;   // of a result: more would only push other things out of the caches
 constexpr int64_t kFewRows = 4;            // below, kernels multiply two blocks at once
+constexpr int64_t kExceptionShare = 2048;  // compact blocks: of so many elements at most one is an exception, which takes longer
+constexpr int64_t kMostPlaces = 1 << 24;   // and of a block's elements there are fewer
 
 // The most rows of a chunk.
 int64_t chunk_rows(int64_t k, int64_t element_bytes) {
@@ -59,8 +63,44 @@ std::unique_ptr<PackedWeight> Device::pack(nb::handle matrix, bool gated) {
     auto weight = std::make_unique<PackedWeight>(in.shape[0], in.shape[1], act_bf16_, gated, weights_);
     PackArgs args{in.data, weight->memory.data(), in.shape[0], in.shape[1], type == Type::bfloat16, act_bf16_, gated};
     const int64_t blocks = divide_up(in.shape[0], kColumnBlock);
-    run([&] { over_units(blocks, [&](int64_t block, int) { kernels_->pack(args, block, block + 1); }); });
+    run([&] {
+        if (act_bf16_ && kernels_->linear_compact && pack_compact(args, *weight)) return;
+        over_units(blocks, [&](int64_t block, int) { kernels_->pack(args, block, block + 1); });
+    });
+    if (weight->compact) weights_.shorten(weight->memory, weight->memory.bytes() * 3 / 4);
     return weight;
+}
+
+bool Device::pack_compact(const PackArgs& args, PackedWeight& weight) {
+    const int64_t blocks = divide_up(args.n, kColumnBlock), steps = divide_up(args.k, kDepthStep);
+    const int64_t elements = steps * 2 * kTileElements, most = blocks * elements / kExceptionShare;
+    if (blocks == 0 || elements >= kMostPlaces) return false;
+    std::vector<std::vector<uint16_t>> plain(pool_.size());
+    std::vector<std::vector<uint32_t>> exceptions(blocks);
+    std::atomic<int64_t> count = 0;
+    weight.highs.resize(blocks * 16);
+    over_units(blocks, [&](int64_t block, int thread) {
+        if (count.load(std::memory_order_relaxed) > most) return;
+        plain[thread].assign(elements, 0);
+        PackArgs one = args;
+        one.dst = plain[thread].data();
+        one.first_block = block;
+        kernels_->pack(one, block, block + 1);
+        auto* to = reinterpret_cast<uint8_t*>(weight.memory.data()) + block * elements * 3 / 2;
+        encode_block(plain[thread].data(), steps, to, weight.highs.data() + block * 16, exceptions[block]);
+        count += static_cast<int64_t>(exceptions[block].size());
+    });
+    if (count > most) {
+        std::memset(weight.memory.data(), 0, weight.memory.bytes());
+        return false;
+    }
+    for (const std::vector<uint32_t>& own : exceptions) {
+        weight.first_exceptions.push_back(static_cast<int64_t>(weight.exceptions.size()));
+        weight.exceptions.insert(weight.exceptions.end(), own.begin(), own.end());
+        weight.exceptions.push_back(kNoException);
+    }
+    weight.compact.reset(new Compact{weight.highs.data(), weight.exceptions.data(), weight.first_exceptions.data()});
+    return true;
 }
 
 nb::object Device::embedding(nb::handle ids, const PackedWeight& table) {
@@ -69,11 +109,13 @@ nb::object Device::embedding(nb::handle ids, const PackedWeight& table) {
     hold(table);
     const Size rows = rows_of(in);
     const Result out = result(Type::float32, rows, table.columns, 2);
-    const EmbeddingArgs args{in.ints(), table.memory.data(), out.floats(), table.rows, table.columns, table.bf16};
+    const EmbeddingArgs args{in.ints(), table.memory.data(), out.floats(), table.rows, table.columns, table.bf16,
+                             table.compact.get()};
     issue([this, args, rows] {
         const int64_t count = rows.now();
         check_range("token id", args.ids, count, 0, args.n);
-        over_rows(count, count * args.k * 4, [&](int64_t r0, int64_t r1) { kernels_->embedding(args, r0, r1); });
+        auto kernel = args.compact ? kernels_->embedding_compact : kernels_->embedding;
+        over_rows(count, count * args.k * 4, [&](int64_t r0, int64_t r1) { kernel(args, r0, r1); });
     });
     return out.array;
 }
@@ -104,9 +146,13 @@ LinearArgs Device::staged(const LinearArgs& args, int64_t rows, char* stage) {
     return now;
 }
 
+decltype(KernelTable::linear_bf16) Device::kernel_of(const LinearArgs& args, bool bf16) const {
+    return args.compact ? kernels_->linear_compact : bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
+}
+
 void Device::multiply(const LinearArgs& args, bool bf16) {
     const Cut cut(args, bf16 ? 2 : 4, 1);
-    auto kernel = bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
+    const auto kernel = kernel_of(args, bf16);
     const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size()), together = args.rows < kFewRows ? 2 : 1;
     LinearArgs own_args = args;
     // Logits, above all: rows far apart whose lines would share few places in the caches.
@@ -121,7 +167,7 @@ void Device::multiply(const LinearArgs& args, bool bf16) {
 // A unit's product lies in a cache until it has passed its gates.
 void Device::multiply_gated(const LinearArgs& args, const GatedBlockArgs& gate, float* sums, bool bf16) {
     const Cut cut(args, bf16 ? 2 : 4, 2);
-    auto kernel = bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
+    const auto kernel = kernel_of(args, bf16);
     const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size());
     const int64_t sums_size = std::min(args.rows, chunk_rows(args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
     LinearArgs own_args = args;
@@ -148,7 +194,7 @@ void Device::multiply_gated(const LinearArgs& args, const GatedBlockArgs& gate, 
 // A unit's product lies in a cache until the best of its rows are known.
 void Device::multiply_argmax(const LinearArgs& args, const BestOfRows& best, float* sums, int32_t* places, bool bf16) {
     const Cut cut(args, bf16 ? 2 : 4, 1);
-    auto kernel = bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
+    const auto kernel = kernel_of(args, bf16);
     const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size()), together = args.rows < kFewRows ? 2 : 1;
     const int64_t sums_size = std::min(args.rows, chunk_rows(args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
     Spans spans(cut.units(), static_cast<int>(claimants));
@@ -173,7 +219,9 @@ void Device::multiply_argmax(const LinearArgs& args, const BestOfRows& best, flo
 
 LinearArgs Device::product_of(const Array& x, const PackedWeight& weight) const {
     check(weight.bf16 == act_bf16_, "linear: the weight was packed by a device of another compute dtype");
-    return {x.data, x.shape[1], weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, weight.columns, weight.rows};
+    LinearArgs args{x.data, x.shape[1], weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, weight.columns, weight.rows};
+    args.compact = weight.compact.get();
+    return args;
 }
 
 ResultMemory::Lease Device::staging_for(const LinearArgs& args, int64_t rows) {

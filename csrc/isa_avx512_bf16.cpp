@@ -13,13 +13,14 @@ namespace {
 #include "kernels_pieces.hpp"
 #include "kernels_rows.hpp"
 #include "kernels_linear.hpp"
+#include "kernels_compact.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"
 #include "kernels_table.hpp"
 // clang-format on
 
-constexpr KernelTable kTable = make_table("avx512_bf16", Activation::bf16);
+constexpr KernelTable kTable = with_compact(make_table("avx512_bf16", Activation::bf16));
 
 } // namespace
 

@@ -16,12 +16,26 @@ namespace octavo {
 constexpr int kColumnBlock = 32;        // output columns in one packed block of weights
 constexpr int kDepthStep = 32;          // bf16 weights are padded to a multiple of this many inputs
 constexpr int kTileElements = 16 * 32; // one 1 KB tile: 16 pairs of inputs x 16 columns x 2
+constexpr int kGroupElements = 128;     // of a compact block: two pairs of inputs x 32 columns x 2
+constexpr int kGroupBytes = kGroupElements * 3 / 2;
 constexpr int kTokenGroup = 16;         // positions stored together in a KV block, where its size allows
 constexpr int kLeastGroup = 4;          // and at least
 constexpr int kTokenTile = 64;          // positions of one softmax step, aligned to absolute position
 constexpr int kPartition = 512;         // positions accumulated afresh, then merged, aligned to absolute position
 constexpr int kShareBlock = 512;        // logits whose exponentials are summed together
 constexpr int kMaxBlock = 64;           // logits whose maximum is taken together
+
+// Where element i of 64 has its code and its lower byte in a compact block; see compact.hpp.
+constexpr int64_t compact_place(int64_t i) { return i % 32 / 8 * 16 + i / 32 * 8 + i % 8; }
+
+constexpr uint32_t kNoException = ~uint32_t{0}; // after the last of a block
+
+// What compact blocks need beside them.
+struct Compact {
+    const uint8_t* highs;       // [blocks][16]: the upper byte that each code stands for
+    const uint32_t* exceptions; // of each block: place << 8 | upper byte, ascending; then kNoException
+    const int64_t* first;       // [blocks]: where those of each begin
+};
 
 // x[rows, k] times packed weight[n, k] transposed, plus bias, plus residual.
 struct LinearArgs {
@@ -36,6 +50,7 @@ struct LinearArgs {
     int64_t first_row = 0, first_column = 0; // what lies at `out`
     int64_t fetch_end = 0; // blocks below it may be fetched into the cache while the one before is multiplied
     Pieces* pieces = nullptr;
+    const Compact* compact = nullptr; // of weights in compact blocks
     bool past_caches = false; // whole vectors of the result, which is then aligned to them, go to memory at once
 };
 
@@ -45,6 +60,7 @@ struct PackArgs {
     int64_t n, k;
     bool src_bf16, dst_bf16;
     bool gated; // blocks of the first half of the rows take turns with those of the second
+    int64_t first_block = 0; // which is at dst
 };
 
 struct EmbeddingArgs {
@@ -53,6 +69,7 @@ struct EmbeddingArgs {
     float* out;
     int64_t n, k;
     bool bf16;
+    const Compact* compact; // of a table in compact blocks
 };
 
 struct NormArgs {
@@ -170,6 +187,10 @@ struct KernelTable {
     void (*shares)(const float* x, int64_t n, float max, float inverse_temperature, float* shares, double* sums);
     // maxima[b] = the largest of block b of kMaxBlock logits.
     void (*block_maxima)(const float* x, int64_t n, float* maxima);
+
+    // The same of weights in compact blocks. Null: there are to be none.
+    void (*linear_compact)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1) = nullptr;
+    void (*embedding_compact)(const EmbeddingArgs&, int64_t row0, int64_t row1) = nullptr;
 };
 
 const KernelTable* generic_kernels();

@@ -38,7 +38,7 @@ inline void pack_column_f32(const PackArgs& a, int64_t n, float* dst) {
 // The destination is zero beforehand.
 void pack(const PackArgs& a, int64_t block0, int64_t block1) {
     for (int64_t n = block0 * kColumnBlock; n < min64(a.n, block1 * kColumnBlock); ++n) {
-        int64_t block = n / kColumnBlock;
+        int64_t block = n / kColumnBlock - a.first_block;
         if (a.dst_bf16) pack_column_bf16(a, n, static_cast<uint16_t*>(a.dst) + block * bf16_block_elements(a.k));
         else pack_column_f32(a, n, static_cast<float*>(a.dst) + block * a.k * kColumnBlock);
     }

@@ -26,6 +26,11 @@ WeightMemory::Slice WeightMemory::take(int64_t bytes) {
     return {region_, 0, bytes};
 }
 
+void WeightMemory::shorten(Slice& slice, int64_t bytes) {
+    if (slice.region_ == region_ && slice.data_ + slice.bytes_ == region_->data() + used_) used_ -= slice.bytes_ - bytes;
+    slice.bytes_ = bytes;
+}
+
 PackedWeight::PackedWeight(int64_t rows, int64_t columns, bool bf16, bool gated, WeightMemory& from)
     : rows(rows), columns(columns), bf16(bf16), gated(gated),
       memory(from.take(round_up(rows, kColumnBlock) * (bf16 ? round_up(columns, kDepthStep) * 2 : columns * 4))) {}

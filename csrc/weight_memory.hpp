@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "kernels.hpp"
 #include "memory.hpp"
 
 namespace octavo {
@@ -21,6 +23,7 @@ public:
         int64_t bytes() const { return bytes_; }
 
     private:
+        friend WeightMemory;
         std::shared_ptr<const Region> region_;
         char* data_;
         int64_t bytes_;
@@ -28,6 +31,8 @@ public:
 
     // Throws std::bad_alloc.
     Slice take(int64_t bytes);
+    // Shortens a slice; what is left of it is cut again, unless something was cut since.
+    void shorten(Slice& slice, int64_t bytes);
 
 private:
     std::shared_ptr<const Region> region_; // that slices are being cut from
@@ -43,6 +48,12 @@ struct PackedWeight {
     bool bf16;
     bool gated; // gates and what they let through, in turns
     WeightMemory::Slice memory;
+
+    // Of compact blocks, if `memory` holds them.
+    std::vector<uint8_t> highs;
+    std::vector<uint32_t> exceptions;
+    std::vector<int64_t> first_exceptions;
+    std::unique_ptr<Compact> compact;
 };
 
 } // namespace octavo
