@@ -92,6 +92,7 @@ bool Device::pack_compact(const PackArgs& args, PackedWeight& weight) {
     });
     if (count > most) {
         std::memset(weight.memory.data(), 0, weight.memory.bytes());
+        weight.highs = {};
         return false;
     }
     for (const std::vector<uint32_t>& own : exceptions) {
