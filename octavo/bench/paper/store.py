@@ -5,6 +5,7 @@ Owns the folder. A result is found by a digest of its specification: whatever th
 """
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -59,8 +60,8 @@ class Store:
 
 
 def write(path: Path, text: str) -> None:
-    """All of it or nothing: a process that is ended in the middle leaves no half of a file."""
-    beside = path.with_name(path.name + ".part")
+    """All of it or nothing: a process that is ended in the middle leaves no half of a file, and two at once disturb nobody."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     beside.write_text(text)
     beside.replace(path)
 

@@ -1,11 +1,13 @@
 """What was measured is found again, and nothing else is taken for it."""
 
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
-from octavo.bench.paper.store import Store
+from octavo.bench.paper.store import Store, write
 from octavo.config import ConfigError
 
 
@@ -50,6 +52,20 @@ def test_nothing_is_stored_of_a_run_that_failed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         store.once("a run", {"x": 1}, never)
     assert store.find("a run", {"x": 1}) is None
+
+
+def write_often(path: Path, text: str) -> None:
+    for _ in range(500):
+        write(path, text)
+
+
+def test_processes_may_store_the_same_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        for written in [pool.submit(write_often, path, letter * 10_000) for letter in "ab"]:
+            written.result()
+    assert path.read_text() in ("a" * 10_000, "b" * 10_000)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
