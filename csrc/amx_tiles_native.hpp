@@ -10,7 +10,7 @@ struct alignas(64) TileConfig {
 inline void tile_configure(const TileConfig& config) {
     __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory");
 }
-// The compiler believes that a load reads no memory: stores to what it reads must not be moved behind it or left out.
+// The compiler believes that a load reads no memory: stores to what it reads must not be moved behind or before it, or left out.
 inline void tile_fence() { __asm__ volatile("" ::: "memory"); }
 inline void tile_release() { _tile_release(); }
 

@@ -43,6 +43,7 @@ const PeakKernel* avx512_bf16_peak();
 #endif
 #ifdef OCTAVO_HAVE_CEILINGS_AMX
 const PeakKernel* amx_peak();
+const PeakKernel* amx_int8_peak();
 #endif
 
 } // namespace octavo

@@ -69,6 +69,9 @@ const PeakKernel* int8_of(const std::string& isa, const std::string& integer_ker
 #ifdef OCTAVO_HAVE_CEILINGS_AVX512_VNNI
     if (name == "avx512_vnni") return avx512_vnni_peak();
 #endif
+#ifdef OCTAVO_HAVE_CEILINGS_AMX
+    if (name == "amx_int8") return amx_int8_peak();
+#endif
     return generic_int8_peak();
 }
 

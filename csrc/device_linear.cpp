@@ -13,22 +13,21 @@ namespace {
 
 constexpr int64_t kPanelBytes = 256 << 10; // weights that meet all rows before others do: the second-level cache should hold them
 constexpr int64_t kChunkBytes = 256 << 10; // inputs of rows that meet those weights: they should stay there too
-constexpr int64_t kLeastRows = 192;        // of a chunk: below, weights are fetched too often
 constexpr int64_t kPastCaches = 4 << 20;   // of a result: more would only push other things out of the caches
 constexpr int64_t kFewRows = 4;            // below, kernels multiply two blocks at once
 constexpr int64_t kExceptionShare = 2048;  // compact blocks: of so many elements at most one is an exception, which takes longer
 constexpr int64_t kMostPlaces = 1 << 24;   // and of a block's elements there are fewer
 
 // The most rows of a chunk.
-int64_t chunk_rows(int64_t k, int64_t element_bytes) {
-    return std::max(kLeastRows, kChunkBytes / std::max<int64_t>(1, k * element_bytes));
+int64_t chunk_rows(const KernelTable& kernels, int64_t k, int64_t element_bytes) {
+    return std::max(kernels.rows_of_chunk, kChunkBytes / std::max<int64_t>(1, k * element_bytes));
 }
 
 // Units of a product: a chunk of rows times a block of columns, or `together` blocks. Blocks change fastest, within a panel;
 // then chunks; then panels.
 struct Cut {
-    Cut(const LinearArgs& args, int64_t element_bytes, int64_t together)
-        : blocks(divide_up(args.n, kColumnBlock * together)), chunks(divide_up(args.rows, chunk_rows(args.k, element_bytes))),
+    Cut(const KernelTable& kernels, const LinearArgs& args, int64_t element_bytes, int64_t together)
+        : blocks(divide_up(args.n, kColumnBlock * together)), chunks(divide_up(args.rows, chunk_rows(kernels, args.k, element_bytes))),
           panel(blocks), together(together) {
         const int64_t block_bytes = std::max<int64_t>(1, args.k * kColumnBlock * together * element_bytes);
         if (chunks > 1) panel = std::min(blocks, std::max<int64_t>(1, kPanelBytes / block_bytes));
@@ -152,7 +151,7 @@ decltype(KernelTable::linear_bf16) Device::kernel_of(const LinearArgs& args, boo
 }
 
 void Device::multiply(const LinearArgs& args, bool bf16) {
-    const Cut cut(args, bf16 ? 2 : 4, 1);
+    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1);
     const auto kernel = kernel_of(args, bf16);
     const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size()), together = args.rows < kFewRows ? 2 : 1;
     LinearArgs own_args = args;
@@ -167,10 +166,10 @@ void Device::multiply(const LinearArgs& args, bool bf16) {
 
 // A unit's product lies in a cache until it has passed its gates.
 void Device::multiply_gated(const LinearArgs& args, const GatedBlockArgs& gate, float* sums, bool bf16) {
-    const Cut cut(args, bf16 ? 2 : 4, 2);
+    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 2);
     const auto kernel = kernel_of(args, bf16);
     const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size());
-    const int64_t sums_size = std::min(args.rows, chunk_rows(args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
+    const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
     LinearArgs own_args = args;
     if (coming_.next < coming_.count) own_args.pieces = &coming_;
     Spans spans(cut.units(), static_cast<int>(claimants));
@@ -194,10 +193,10 @@ void Device::multiply_gated(const LinearArgs& args, const GatedBlockArgs& gate, 
 
 // A unit's product lies in a cache until the best of its rows are known.
 void Device::multiply_argmax(const LinearArgs& args, const BestOfRows& best, float* sums, int32_t* places, bool bf16) {
-    const Cut cut(args, bf16 ? 2 : 4, 1);
+    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1);
     const auto kernel = kernel_of(args, bf16);
     const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size()), together = args.rows < kFewRows ? 2 : 1;
-    const int64_t sums_size = std::min(args.rows, chunk_rows(args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
+    const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
     Spans spans(cut.units(), static_cast<int>(claimants));
     over_units(claimants, [&](int64_t own, int) {
         auto unit = [&, mine = sums + own * sums_size](LinearArgs now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
@@ -256,7 +255,7 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
     LinearArgs args = product_of(in, weight);
     args.out_stride = 2 * kColumnBlock;
     const auto memory = staging_for(args, rows.capacity);
-    const int64_t chunk = std::min(rows.capacity, chunk_rows(args.k, act_bf16_ ? 2 : 4));
+    const int64_t chunk = std::min(rows.capacity, chunk_rows(*kernels_, args.k, act_bf16_ ? 2 : 4));
     const auto sums = scratch(pool_.size() * chunk * args.out_stride * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
     issue([this, args, rows, bits, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), found = bests.data(),
@@ -284,7 +283,7 @@ nb::object Device::gated_linear(nb::handle x, const PackedWeight& weight, nb::ha
     LinearArgs args = product_of(in, weight);
     args.out_stride = 2 * kColumnBlock;
     const auto memory = staging_for(args, rows.capacity);
-    const int64_t chunk = std::min(rows.capacity, chunk_rows(args.k, act_bf16_ ? 2 : 4));
+    const int64_t chunk = std::min(rows.capacity, chunk_rows(*kernels_, args.k, act_bf16_ ? 2 : 4));
     const auto sums = scratch(pool_.size() * chunk * 2 * kColumnBlock * 4);
     issue([this, args, gate, rows, stage = memory.data(), own = reinterpret_cast<float*>(sums.data())] {
         multiply_gated(staged(args, rows.now(), stage), gate, own, act_bf16_);

@@ -13,6 +13,8 @@ namespace {
 #include "kernels_rows.hpp"
 #include "kernels_linear.hpp"
 #include "amx_tiles_emulated.hpp"
+#include "simd_compact_generic.hpp"
+#include "kernels_compact.hpp"
 #include "kernels_amx.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
@@ -22,8 +24,9 @@ namespace {
 
 constexpr KernelTable amx_table() {
     KernelTable table = make_table("amx_emulated", Activation::bf16_padded);
+    table.rows_of_chunk = 32 * kTilesAtOnce;
     table.linear_bf16 = linear_amx;
-    return table;
+    return with_compact(table);
 }
 
 constexpr KernelTable kTable = amx_table();

@@ -153,6 +153,7 @@ enum class Activation { fp32, bf16, bf16_padded }; // padded: rows hold zeros up
 struct KernelTable {
     const char* isa;
     Activation activation;
+    int64_t rows_of_chunk; // at least so many meet a panel of weights: with fewer, weights would be fetched too often
 
     void (*linear_bf16)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1);
     void (*linear_f32)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1);

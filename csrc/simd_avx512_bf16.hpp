@@ -6,18 +6,3 @@
 inline Vec vdot(Vec acc, int32_t pair, Vec w) {
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)w);
 }
-
-// What the codes of a compact block stand for.
-typedef __m512i GroupTable;
-inline GroupTable group_table(const uint8_t* highs) {
-    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(highs)));
-}
-
-// A pair of inputs, the first or the second of a group: of columns 0 to 15, then of 16 to 31.
-inline void unpack_half(const uint8_t* group, int half, GroupTable table, Vec (&to)[2]) {
-    const __m512i codes = _mm512_loadu_si512(group), lower = _mm512_loadu_si512(group + 64 + half * 64);
-    const __m512i mine = _mm512_and_si512(half ? _mm512_srli_epi16(codes, 4) : codes, _mm512_set1_epi8(15));
-    const __m512i upper = _mm512_shuffle_epi8(table, mine);
-    to[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi8(lower, upper));
-    to[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi8(lower, upper));
-}

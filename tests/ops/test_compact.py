@@ -8,8 +8,8 @@ from octavo.backends.cpu.backend import CpuBackend
 from octavo.quant.layouts import Dense
 from tests.ops.devices import BF16, ISAS, device, normal, same_bits
 
-COMPACT = "avx512_bf16"
-pytestmark = pytest.mark.skipif(COMPACT not in ISAS, reason=f"this machine has no {COMPACT}")
+COMPACT = [isa for isa in ISAS if isa in ("avx512_bf16", "amx", "amx_emulated")]
+pytestmark = pytest.mark.parametrize("isa", COMPACT)
 
 
 def padded_bytes(n: int, k: int) -> int:
@@ -64,8 +64,8 @@ def same_numbers(backend: CpuBackend, matrix: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("n", "k"), [(96, 64), (33, 31), (64, 33), (100, 130), (32, 2), (1, 1), (31, 577), (96, 577), (130, 579), (160, 576)]
 )
-def test_weights_are_what_was_given(n: int, k: int) -> None:
-    backend, matrix = device(COMPACT, "bfloat16"), normal(n + k, n, k).astype(BF16)
+def test_weights_are_what_was_given(isa: str, n: int, k: int) -> None:
+    backend, matrix = device(isa, "bfloat16"), normal(n + k, n, k).astype(BF16)
     same_numbers(backend, matrix)
     changed = with_exceptions(matrix, *(place for place in corners(n, k) if place[1] < k and place[0] >= 0))
     assert n * k < 2**15 or is_compact(backend, changed)  # so many exceptions leave smaller ones as they are
@@ -82,12 +82,12 @@ def test_weights_are_what_was_given(n: int, k: int) -> None:
     ],
     ids=["zeros", "one number", "rows of zeros", "a row for each exponent"],
 )
-def test_unusual_weights_are_what_was_given(matrix: np.ndarray) -> None:
-    same_numbers(device(COMPACT, "bfloat16"), matrix.astype(BF16))
+def test_unusual_weights_are_what_was_given(isa: str, matrix: np.ndarray) -> None:
+    same_numbers(device(isa, "bfloat16"), matrix.astype(BF16))
 
 
-def test_what_has_many_exponents_stays_as_it_is() -> None:
-    backend, usual = device(COMPACT, "bfloat16"), normal(3, 96, 256)
+def test_what_has_many_exponents_stays_as_it_is(isa: str) -> None:
+    backend, usual = device(isa, "bfloat16"), normal(3, 96, 256)
     assert is_compact(backend, usual.astype(BF16))
     assert is_compact(backend, with_exceptions(usual, *corners(96, 256)).astype(BF16))
     exponents = np.random.default_rng(4).integers(-60, 60, usual.shape)
@@ -100,8 +100,8 @@ def products(backend: CpuBackend, weight: Array, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("n", "k"), [(192, 576), (320, 130), (64, 1537)])
-def test_products_have_the_bits_of_plain_blocks(threads: int, n: int, k: int) -> None:
-    backend = device(COMPACT, "bfloat16", threads)
+def test_products_have_the_bits_of_plain_blocks(isa: str, threads: int, n: int, k: int) -> None:
+    backend = device(isa, "bfloat16", threads)
     matrix = with_exceptions(normal(5, n, k), *corners(n, k)[4:8]).astype(BF16)
     # More rows, so unlike each other that nothing is compact: other columns of the product.
     many = np.ldexp(normal(6, 256, k), np.random.default_rng(7).integers(-60, 60, (256, k))).astype(BF16)
@@ -113,8 +113,8 @@ def test_products_have_the_bits_of_plain_blocks(threads: int, n: int, k: int) ->
         assert same_bits(products(backend, compact, x), np.ascontiguousarray(products(backend, plain, x)[:, :n]))
 
 
-def test_gates_and_the_best_column_too() -> None:
-    backend, k = device(COMPACT, "bfloat16"), 160
+def test_gates_and_the_best_column_too(isa: str) -> None:
+    backend, k = device(isa, "bfloat16"), 160
     matrix = with_exceptions(normal(9, 128, k), (3, 3), (70, 100)).astype(BF16)
     scattered = np.ldexp(normal(10, 128, k), np.random.default_rng(11).integers(-60, 60, (128, k))).astype(BF16)
     for rows in (1, 9, 40):
