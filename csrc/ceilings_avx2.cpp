@@ -16,7 +16,7 @@ namespace {
 // clang-format on
 
 constexpr VectorCeilings kVectors = vector_ceilings("vfmadd ymm");
-constexpr PeakKernel kInt8 = int8_peak("vpmaddwd ymm");
+constexpr PeakKernel kInt8 = int8_peak("vpmaddubsw ymm");
 
 } // namespace
 

@@ -7,13 +7,13 @@ constexpr int kDotChains = W == 16 ? 12 : 8; // as kChains; the activations want
 inline float multiply_bytes(int64_t rounds) {
     volatile int32_t seed = 0x01030207;
     Dots sums[kDotChains];
-    Quad activations[kDotChains];
+    Quad8 activations[kDotChains];
     for (int c = 0; c < kDotChains; ++c) {
         sums[c] = dset(0x01020304 + c); // not zero: all would stay zero, and a compiler may know that
-        activations[c] = dquad(seed ^ c);
+        activations[c] = dquad8(seed ^ c);
     }
     for (int64_t r = 0; r < rounds; ++r) {
-        const Bytes weights = reinterpret_cast<Bytes>(sums[0]);
+        const Eights weights = deights(reinterpret_cast<Bytes>(sums[0]));
         for (int c = 0; c < kDotChains; ++c) sums[c] = ddot8(sums[c], weights, activations[c]);
     }
     int32_t lanes[kDotChains][W];

@@ -77,36 +77,81 @@ inline int32_t word_at(const char* p) {
     return value;
 }
 
+// Loops over rows and vectors are unrolled by word: a compiler that leaves one of them a loop keeps all sums in memory.
+
+// The exact dots of a group, for R rows and V vectors of outputs, `w` being those of the first vector.
+template <int R, int V> inline __attribute__((always_inline)) void dot_group4(Dots (&dots)[R][V], const char* x, const char* w) {
+    constexpr int kLines = 4, kVecs = 16 / W; // vectors of a line
+    Fours sums[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) sums[r][v] = dzero();
+    }
+#pragma GCC unroll 4
+    for (int line = 0; line < kLines; ++line) {
+        Bytes low[V], high[V];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            const Bytes raw = dload(w + (v / kVecs * kLines + line) * kLine + v % kVecs * W * 4);
+            low[v] = dlow(raw);
+            high[v] = dhigh(raw);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const Quad quad = dquad4(word_at(x + r * kRecord + line * 4));
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], low[v], quad);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const Quad quad = dquad4(word_at(x + r * kRecord + (line + kLines) * 4));
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], high[v], quad);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) dots[r][v] = dsum4(sums[r][v]);
+    }
+}
+
+template <int R, int V> inline __attribute__((always_inline)) void dot_group8(Dots (&dots)[R][V], const char* x, const char* w) {
+    constexpr int kLines = 8, kVecs = 16 / W;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        const Dots start = kShifted ? dset(word_at(x + r * kRecord + kGroup + 4)) : dzero();
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) dots[r][v] = start;
+    }
+#pragma GCC unroll 8
+    for (int line = 0; line < kLines; ++line) {
+        Eights weights[V];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            weights[v] = deights(dload(w + (v / kVecs * kLines + line) * kLine + v % kVecs * W * 4));
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const Quad8 quad = dquad8(word_at(x + r * kRecord + line * 4));
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) dots[r][v] = ddot8(dots[r][v], weights[v], quad);
+        }
+    }
+}
+
 // Adds one group's products of R rows and V vectors of outputs, `w` and `half` (scales) being those of the first vector.
 template <int R, int V, bool kFour>
 inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], const char* x, const char* w, const char* half) {
-    constexpr int kLines = kFour ? 4 : 8, kVecs = 16 / W; // vectors of a line
     Dots dots[R][V];
-    for (int r = 0; r < R; ++r) {
-        Dots start = kFour ? dzero() : dset(word_at(x + r * kRecord + kGroup + 4));
-        for (int v = 0; v < V; ++v) dots[r][v] = start;
-    }
-    for (int line = 0; line < kLines; ++line) {
-        Bytes low[V], high[V];
-        for (int v = 0; v < V; ++v) {
-            Bytes raw = dload(w + (v / kVecs * kLines + line) * kLine + v % kVecs * W * 4);
-            low[v] = kFour ? dlow(raw) : raw;
-            high[v] = dhigh(raw);
-        }
-        for (int r = 0; r < R; ++r) {
-            Quad quad = dquad(word_at(x + r * kRecord + line * 4));
-            for (int v = 0; v < V; ++v) dots[r][v] = kFour ? ddot4(dots[r][v], low[v], quad) : ddot8(dots[r][v], low[v], quad);
-        }
-        if constexpr (kFour) {
-            for (int r = 0; r < R; ++r) {
-                Quad quad = dquad(word_at(x + r * kRecord + (line + 4) * 4));
-                for (int v = 0; v < V; ++v) dots[r][v] = ddot4(dots[r][v], high[v], quad);
-            }
-        }
-    }
+    if constexpr (kFour) dot_group4(dots, x, w);
+    else dot_group8(dots, x, w);
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
         const Vec scale = vload_half(half + v * W * 2);
         const Vec minimum = kFour ? vload_half(half + (kIntegerColumns + v * W) * 2) : vzero();
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             acc[r][v] = vfma(vmul(dfloat(dots[r][v]), scale), vset(float_at(x + r * kRecord + kGroup)), acc[r][v]);
             if (kFour) acc[r][v] = vfma(minimum, vset(float_at(x + r * kRecord + kGroup + 4)), acc[r][v]);
@@ -119,28 +164,36 @@ template <int R, int V, bool kFour>
 inline __attribute__((always_inline)) void accumulate_plain(Vec (&acc)[R][V], const char* x, const char* w, const char* half) {
     constexpr int kLines = kFour ? 4 : 8, kVecs = 16 / W, kInputs = kFour ? 8 : 4; // of a word
     Vec dots[R][V];
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
         for (int v = 0; v < V; ++v) dots[r][v] = vzero();
     }
     for (int line = 0; line < kLines; ++line) {
         Bytes words[V];
+#pragma GCC unroll 8
         for (int v = 0; v < V; ++v) words[v] = dload(w + (v / kVecs * kLines + line) * kLine + v % kVecs * W * 4);
         for (int i = 0; i < kInputs; ++i) {
             const int input = kFour ? (line + i % 2 * 4) * 4 + i / 2 : line * 4 + i;
             Vec wide[V];
+#pragma GCC unroll 8
             for (int v = 0; v < V; ++v) {
                 wide[v] = kFour ? dwide4(words[v]) : dwide8(words[v]);
                 words[v] = kFour ? dnext4(words[v]) : dnext8(words[v]);
             }
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const Vec value = vset(float_at(x + r * kPlainRecord + input * 4));
+#pragma GCC unroll 8
                 for (int v = 0; v < V; ++v) dots[r][v] = vfma(value, wide[v], dots[r][v]);
             }
         }
     }
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
         const Vec scale = vload_half(half + v * W * 2);
         const Vec minimum = kFour ? vload_half(half + (kIntegerColumns + v * W) * 2) : vzero();
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             acc[r][v] = vfma(dots[r][v], scale, acc[r][v]);
             if (kFour) acc[r][v] = vfma(minimum, vset(float_at(x + r * kPlainRecord + kGroup * 4)), acc[r][v]);
@@ -157,7 +210,7 @@ inline void store_integer(const IntegerLinearArgs& a, int64_t row, int64_t colum
 }
 
 // A tile's pass over the groups [group0, group1) of a block. What the groups before them gave is in `sums`, [row][output of the
-// block], and so is what these add, unless they are the last: then the result goes out. At each group the pass prefetches
+// block], and so is what these add; if they are the last, the result goes out. At each group the pass prefetches
 // `fetch_bytes` from `fetch` on, and `later_bytes` of what comes later from `later` on.
 struct TilePass {
     int64_t row, block, group0, group1;
@@ -166,33 +219,41 @@ struct TilePass {
     int64_t fetch_bytes, later_bytes;
 };
 
+// Times that a tile walks its groups: as often as registers are too narrow for a block.
+constexpr int kPasses = kIntegerColumns / (kIntegerVecs * W);
+
 template <int R, bool kFour, bool kPlain>
 __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
     constexpr int V = kIntegerVecs, kLines = kFour ? 4 : 8, kStep = R * (kPlain ? kPlainRecord : kRecord);
     constexpr int64_t kBytes = kFour ? kGroupBytes4 : kGroupBytes8;
     const bool first = pass.group0 == 0, last = pass.group1 == a.groups;
+    const int64_t fetch_bytes = (pass.fetch_bytes + kPasses - 1) / kPasses, later_bytes = (pass.later_bytes + kPasses - 1) / kPasses;
+    const char *fetch = pass.fetch, *fetch_end = fetch, *later = pass.later, *later_end = later;
     for (int column = 0; column < kIntegerColumns; column += V * W) {
         const char* x = a.x + pass.row * a.groups * (kStep / R) + pass.group0 * kStep;
         const char* w = a.weight + (pass.block * a.groups + pass.group0) * kBytes;
         const int64_t at = column / 16 * kLines * kLine + column % 16 * 4, half = 2 * kLines * kLine + column * 2;
         float* sums = pass.sums + column;
         Vec acc[R][V];
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
             for (int v = 0; v < V; ++v) acc[r][v] = first ? vzero() : vload(sums + r * kIntegerColumns + v * W);
         }
-        const char *fetch = pass.fetch, *fetch_end = fetch, *later = pass.later, *later_end = later;
-        const int64_t fetch_bytes = column == 0 ? pass.fetch_bytes : 0, later_bytes = column == 0 ? pass.later_bytes : 0;
         for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
             for (fetch_end += fetch_bytes; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
             for (later_end += later_bytes; later < later_end; later += kLine) __builtin_prefetch(later, 0, 2);
             if constexpr (kPlain) accumulate_plain<R, V, kFour>(acc, x, w + at, w + half);
             else accumulate_group<R, V, kFour>(acc, x, w + at, w + half);
         }
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            for (int v = 0; v < V; ++v) {
-                if (last) store_integer(a, pass.row + r, pass.block * kIntegerColumns + column + v * W, acc[r][v]);
-                else vstore(sums + r * kIntegerColumns + v * W, acc[r][v]);
-            }
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) vstore(sums + r * kIntegerColumns + v * W, acc[r][v]);
+        }
+        for (int i = 0; last && i < R * V; ++i) {
+            const int r = i / V, at = i % V * W;
+            store_integer(a, pass.row + r, pass.block * kIntegerColumns + column + at, vload(sums + r * kIntegerColumns + at));
         }
     }
 }
@@ -241,22 +302,23 @@ inline void fetch_later(Pieces* pieces, PieceLeft& left, TilePass& pass) {
     left.at += bytes;
 }
 
-// Many tiles: while they pass a chunk of the weights, each fetches its share of the next one, so that reading memory and
-// computing overlap.
+// While tiles pass a chunk of the weights, they fetch the next one, each its share, so that reading memory and computing overlap.
+// A tile that is alone and walks its groups once reads them as they come.
 void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block, PieceLeft& left) {
     alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
     const IntegerTile* kernels = kIntegerTiles.of[a.four][a.plain];
     const int64_t tiles = tile1 - tile0, row0 = tile_row(a.rows, a.tiles, tile0);
     const int64_t group_bytes = a.four ? kGroupBytes4 : kGroupBytes8;
     const int64_t largest = (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / group_bytes;
-    const int64_t chunks = tiles == 1 ? 1 : (a.groups + largest - 1) / largest;
+    const bool streams = tiles == 1 && kPasses == 1;
+    const int64_t chunks = streams ? 1 : (a.groups + largest - 1) / largest;
     TilePass pass{};
     pass.block = block;
     pass.fetch_bytes = (group_bytes + tiles - 1) / tiles;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         pass.group0 = a.groups * chunk / chunks;
         pass.group1 = a.groups * (chunk + 1) / chunks;
-        const int64_t ahead = tiles == 1 ? kIntegerPrefetch : pass.group1;
+        const int64_t ahead = streams ? kIntegerPrefetch : pass.group1;
         pass.fetch = a.weight + (block * a.groups + ahead) * group_bytes;
         for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += (pass.group1 - pass.group0) * pass.fetch_bytes) {
             pass.row = tile_row(a.rows, a.tiles, tile);

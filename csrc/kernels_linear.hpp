@@ -98,8 +98,14 @@ template <int R, int V>
 inline __attribute__((always_inline)) void store_tile(const LinearArgs& a, int64_t row, const int64_t (&columns)[V],
                                                       const Vec (&acc)[R][V]) {
     if (columns[V - 1] + W > a.n) { // columns ascend
+        Vec copy[R][V];
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            for (int v = 0; v < V; ++v) store_output(a, row + r, columns[v], acc[r][v]);
+#pragma GCC unroll 16
+            for (int v = 0; v < V; ++v) copy[r][v] = acc[r][v];
+        }
+        for (int r = 0; r < R; ++r) {
+            for (int v = 0; v < V; ++v) store_output(a, row + r, columns[v], copy[r][v]);
         }
         return;
     }
@@ -152,15 +158,17 @@ inline __attribute__((always_inline)) void accumulate_pair(Vec (&acc)[R][V], con
         for (int v = 0; v < V; ++v) acc[r][v] = vdot(acc[r][v], pair, weights[v]);
     }
 #else
-    Vec first[V], second[V];
-    for (int v = 0; v < V; ++v) {
-        first[v] = vfirst(w[v] + at);
-        second[v] = vsecond(w[v] + at);
-    }
+    // One input after the other: the weights of both would not leave registers enough for the sums.
+    Vec weights[V];
+    for (int v = 0; v < V; ++v) weights[v] = vfirst(w[v] + at);
     for (int r = 0; r < R; ++r) {
-        Vec even = vset(x[r][k]), odd = vset(x[r][k + 1]);
-        for (int v = 0; v < V; ++v) acc[r][v] = vfma(even, first[v], acc[r][v]);
-        for (int v = 0; v < V; ++v) acc[r][v] = vfma(odd, second[v], acc[r][v]);
+        const Vec even = vset(x[r][k]);
+        for (int v = 0; v < V; ++v) acc[r][v] = vfma(even, weights[v], acc[r][v]);
+    }
+    for (int v = 0; v < V; ++v) weights[v] = vsecond(w[v] + at);
+    for (int r = 0; r < R; ++r) {
+        const Vec odd = vset(x[r][k + 1]);
+        for (int v = 0; v < V; ++v) acc[r][v] = vfma(odd, weights[v], acc[r][v]);
     }
 #endif
 }

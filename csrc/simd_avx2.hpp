@@ -2,8 +2,8 @@
 
 using Vec = __m256;
 constexpr int W = 8;
-constexpr int kLinearRows = 6, kLinearVecs = 2;
-constexpr int kAttentionRows = 6, kAttentionVecs = 2;
+constexpr int kLinearRows = 5, kLinearVecs = 2;
+constexpr int kAttentionRows = 4, kAttentionVecs = 2;
 
 inline Vec vzero() { return _mm256_setzero_ps(); }
 inline Vec vset(float x) { return _mm256_set1_ps(x); }

@@ -1,9 +1,9 @@
-// Eight dots of four unsigned weights with four signed activations. With VNNI one instruction; without, products of the even
-// and of the odd bytes, which never saturate. Included inside the instruction set's own namespace.
+// Eight dots of four weights with four signed activations, exact. With VNNI one instruction; without, pairs of products whose
+// sums never saturate. Included inside the instruction set's own namespace.
 
 using Dots = __m256i;
 using Bytes = __m256i;
-constexpr int kIntegerRows = 4, kIntegerVecs = 1;
+constexpr int kIntegerRows = 6, kIntegerVecs = 1;
 constexpr int kIntegerPrefetch = 4; // groups ahead in the stream of weights
 
 inline Dots dzero() { return _mm256_setzero_si256(); }
@@ -44,30 +44,47 @@ inline void dstore_bytes(char* p, const Vec (&x)[4]) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bytes);
 }
 
+using Fours = __m256i; // sums on their way to dots
+
 #ifdef OCTAVO_VNNI
 
 using Quad = __m256i;
-inline Quad dquad(int32_t x) { return _mm256_set1_epi32(x); }
-inline Dots ddot4(Dots acc, Bytes w, Quad x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
-inline Dots ddot8(Dots acc, Bytes w, Quad x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
+using Quad8 = __m256i;
+using Eights = __m256i;
+constexpr bool kShifted = true; // 8 bits are multiplied as value + 128
+inline Quad dquad4(int32_t x) { return _mm256_set1_epi32(x); }
+inline Quad8 dquad8(int32_t x) { return _mm256_set1_epi32(x); }
+inline Fours ddot4(Fours acc, Bytes w, Quad x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
+inline Dots dsum4(Fours sums) { return sums; }
+inline Eights deights(Bytes w) { return w; }
+inline Dots ddot8(Dots acc, Eights w, Quad8 x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
 
 #else
 
-struct Quad {
-    __m256i all, even, odd;
+using Quad = __m256i;
+using Quad8 = __m256i;
+struct Eights {
+    __m256i values, magnitudes;
 };
-inline Quad dquad(int32_t x) {
-    __m256i all = _mm256_set1_epi32(x);
-    return {all, _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), _mm256_srai_epi16(all, 8)};
+constexpr bool kShifted = false;
+inline Quad dquad4(int32_t x) { return _mm256_set1_epi32(x); }
+inline Quad8 dquad8(int32_t x) { return _mm256_set1_epi32(x); }
+// A sum that the compiler must have here: else it adds in another order, which takes more registers than there are.
+inline __m256i dhere(__m256i sum) {
+    __asm__("" : "+x"(sum));
+    return sum;
 }
-// 2 * 15 * 127 fits 16 bits.
-inline Dots ddot4(Dots acc, Bytes w, Quad x) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x.all), _mm256_set1_epi16(1)));
+// Those of a whole group fit 16 bits: 8 * 2 * 15 * 127.
+inline Fours ddot4(Fours acc, Bytes w, Quad x) { return dhere(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x))); }
+inline Dots dsum4(Fours sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+inline Eights deights(Bytes w) {
+    const __m256i values = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+    return {values, _mm256_abs_epi8(values)};
 }
-inline Dots ddot8(Dots acc, Bytes w, Quad x) {
-    __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(255)), x.even);
-    __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), x.odd);
-    return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+// Magnitudes with the activations that bear the weights' signs: 2 * 128 * 127 fits 16 bits.
+inline Dots ddot8(Dots acc, Eights w, Quad8 x) {
+    const __m256i pairs = _mm256_maddubs_epi16(w.magnitudes, _mm256_sign_epi8(x, w.values));
+    return dhere(_mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
 }
 
 #endif

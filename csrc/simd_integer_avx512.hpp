@@ -1,5 +1,5 @@
-// Sixteen dots of four unsigned weights with four signed activations. With VNNI one instruction; without, products of the even
-// and of the odd bytes, which never saturate. Included inside the instruction set's own namespace.
+// Sixteen dots of four unsigned weights with four signed activations, exact. With VNNI one instruction; without, products that
+// never saturate. Included inside the instruction set's own namespace.
 
 using Dots = __m512i;
 using Bytes = __m512i;
@@ -39,30 +39,42 @@ inline void dstore_bytes(char* p, const Vec (&x)[2]) {
     }
 }
 
+using Fours = __m512i; // sums on their way to dots
+using Quad = __m512i;
+using Eights = __m512i;
+constexpr bool kShifted = true; // 8 bits are multiplied as value + 128
+inline Quad dquad4(int32_t x) { return _mm512_set1_epi32(x); }
+inline Eights deights(Bytes w) { return w; }
+
 #ifdef OCTAVO_VNNI
 
-using Quad = __m512i;
-inline Quad dquad(int32_t x) { return _mm512_set1_epi32(x); }
-inline Dots ddot4(Dots acc, Bytes w, Quad x) { return _mm512_dpbusd_epi32(acc, w, x); }
-inline Dots ddot8(Dots acc, Bytes w, Quad x) { return _mm512_dpbusd_epi32(acc, w, x); }
+using Quad8 = __m512i;
+inline Quad8 dquad8(int32_t x) { return _mm512_set1_epi32(x); }
+inline Fours ddot4(Fours acc, Bytes w, Quad x) { return _mm512_dpbusd_epi32(acc, w, x); }
+inline Dots dsum4(Fours sums) { return sums; }
+inline Dots ddot8(Dots acc, Eights w, Quad8 x) { return _mm512_dpbusd_epi32(acc, w, x); }
 
 #else
 
-struct Quad {
-    __m512i all, even, odd;
+// A sum that the compiler must have here: else it adds in another order, which takes more registers than there are.
+inline __m512i dhere(__m512i sum) {
+    __asm__("" : "+v"(sum));
+    return sum;
+}
+struct Quad8 {
+    __m512i even, odd;
 };
-inline Quad dquad(int32_t x) {
-    __m512i all = _mm512_set1_epi32(x);
-    return {all, _mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8), _mm512_srai_epi16(all, 8)};
+inline Quad8 dquad8(int32_t x) {
+    const __m512i all = _mm512_set1_epi32(x);
+    return {_mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8), _mm512_srai_epi16(all, 8)};
 }
-// 2 * 15 * 127 fits 16 bits.
-inline Dots ddot4(Dots acc, Bytes w, Quad x) {
-    return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(w, x.all), _mm512_set1_epi16(1)));
-}
-inline Dots ddot8(Dots acc, Bytes w, Quad x) {
-    __m512i even = _mm512_madd_epi16(_mm512_and_si512(w, _mm512_set1_epi16(255)), x.even);
-    __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), x.odd);
-    return _mm512_add_epi32(acc, _mm512_add_epi32(even, odd));
+// Those of a whole group fit 16 bits: 8 * 2 * 15 * 127.
+inline Fours ddot4(Fours acc, Bytes w, Quad x) { return dhere(_mm512_add_epi16(acc, _mm512_maddubs_epi16(w, x))); }
+inline Dots dsum4(Fours sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
+inline Dots ddot8(Dots acc, Eights w, Quad8 x) {
+    const __m512i even = _mm512_madd_epi16(_mm512_and_si512(w, _mm512_set1_epi16(255)), x.even);
+    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), x.odd);
+    return dhere(_mm512_add_epi32(acc, _mm512_add_epi32(even, odd)));
 }
 
 #endif

@@ -47,20 +47,27 @@ inline void dstore_bytes(char* p, const Vec (&x)[8]) {
     for (int i = 0; i < kGroup; ++i) p[i] = static_cast<char>(static_cast<int32_t>(x[i / W][i % W]));
 }
 
+using Fours = Dots;
+using Eights = Bytes;
+constexpr bool kShifted = true; // 8 bits are multiplied as value + 128
 struct Quad {
     ShortVec even, odd;
 };
-inline Quad dquad(int32_t x) {
+using Quad8 = Quad;
+inline Quad8 dquad8(int32_t x) {
     ShortVec all = reinterpret_cast<ShortVec>(dset(x));
     return {(all << 8) >> 8, all >> 8};
 }
+inline Quad dquad4(int32_t x) { return dquad8(x); }
 // The sum of each pair of products, 255 * 127 at most, which fits 16 bits.
 inline Dots dpairs(ShortVec w, ShortVec x) {
     Dots products = reinterpret_cast<Dots>(w * x);
     return ((products << 16) >> 16) + (products >> 16);
 }
-inline Dots ddot8(Dots acc, Bytes w, Quad x) {
+inline Eights deights(Bytes w) { return w; }
+inline Dots ddot8(Dots acc, Eights w, Quad8 x) {
     ShortVec even = reinterpret_cast<ShortVec>(w & 0x00FF00FFu), odd = reinterpret_cast<ShortVec>((w >> 8) & 0x00FF00FFu);
     return acc + dpairs(even, x.even) + dpairs(odd, x.odd);
 }
-inline Dots ddot4(Dots acc, Bytes w, Quad x) { return ddot8(acc, w, x); }
+inline Fours ddot4(Fours acc, Bytes w, Quad x) { return ddot8(acc, w, x); }
+inline Dots dsum4(Fours sums) { return sums; }
