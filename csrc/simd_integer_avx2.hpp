@@ -45,15 +45,15 @@ inline void dstore_bytes(char* p, const Vec (&x)[4]) {
 }
 
 using Fours = __m256i; // sums on their way to dots
+using Quad = __m256i;
+using Quad8 = __m256i;
+inline Quad dquad4(int32_t x) { return _mm256_set1_epi32(x); }
+inline Quad8 dquad8(int32_t x) { return _mm256_set1_epi32(x); }
 
 #ifdef OCTAVO_VNNI
 
-using Quad = __m256i;
-using Quad8 = __m256i;
 using Eights = __m256i;
 constexpr bool kShifted = true; // 8 bits are multiplied as value + 128
-inline Quad dquad4(int32_t x) { return _mm256_set1_epi32(x); }
-inline Quad8 dquad8(int32_t x) { return _mm256_set1_epi32(x); }
 inline Fours ddot4(Fours acc, Bytes w, Quad x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
 inline Dots dsum4(Fours sums) { return sums; }
 inline Eights deights(Bytes w) { return w; }
@@ -61,14 +61,10 @@ inline Dots ddot8(Dots acc, Eights w, Quad8 x) { return _mm256_dpbusd_avx_epi32(
 
 #else
 
-using Quad = __m256i;
-using Quad8 = __m256i;
 struct Eights {
     __m256i values, magnitudes;
 };
 constexpr bool kShifted = false;
-inline Quad dquad4(int32_t x) { return _mm256_set1_epi32(x); }
-inline Quad8 dquad8(int32_t x) { return _mm256_set1_epi32(x); }
 // A sum that the compiler must have here: else it adds in another order, which takes more registers than there are.
 inline __m256i dhere(__m256i sum) {
     __asm__("" : "+x"(sum));
