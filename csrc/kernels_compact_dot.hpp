@@ -49,10 +49,7 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
             for (int half = 0; half < 2; ++half) {
                 Vec weights[2];
                 unpack_half(from, half, table, weights);
-                if constexpr (kAhead) {
-                    __builtin_prefetch(ahead.at, 0, 2);
-                    ahead.at += ahead.step;
-                }
+                if constexpr (kAhead) ahead.fetch();
                 multiply(weights, x, number * 4 + half * 2);
             }
         }

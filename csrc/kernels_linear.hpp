@@ -138,12 +138,22 @@ constexpr int64_t kNear = 2 * 2 * kTileElements; // ahead in the stream of weigh
 constexpr int64_t kFar = 2 * kNear;              // and into the second
 constexpr int kLineVecs = W < 16 ? 16 / W : 1;   // vectors of pairs in a cache line
 
-// What a tile brings into the cache for tiles to come, beside its own stream: `step` bytes for each pair of inputs. A panel
-// that many rows use keeps memory idle but for its first tile, so every tile fetches its share of the panel that follows.
+// What a tile brings into the cache for tiles to come, beside its own stream: a line for each pair of inputs, from two places in
+// turn that each go on by `step` bytes. A panel that many rows use keeps memory idle but for its first tile, so every tile fetches
+// its share of the panel that follows.
 struct PanelAhead {
-    const char* at;
+    const char *at, *other;
     int64_t step;
+
+    explicit operator bool() const { return at; }
+    inline __attribute__((always_inline)) void fetch() {
+        __builtin_prefetch(at, 0, 2); // into the second level: the first is full of what is in use
+        const char* next = at + step;
+        at = other;
+        other = next;
+    }
 };
+constexpr PanelAhead kNothingAhead{nullptr, nullptr, 0};
 
 // acc[r][v] += the pair of inputs at k of each row times the pair row at w.
 template <int R, int V>
@@ -208,10 +218,7 @@ inline __attribute__((always_inline)) void multiply_bf16(const LinearArgs& a, in
         for (int pair = 0; pair < kDepthStep / 2; ++pair) {
             const int64_t at = step * 2 * kTileElements + pair * 32;
             for (int v = 0; v < V; v += kLineVecs) fetch_stream<kAhead, R>(w[v] + at);
-            if constexpr (kAhead) {
-                __builtin_prefetch(ahead.at, 0, 2); // into the second level: the first is full of what is in use
-                ahead.at += ahead.step;
-            }
+            if constexpr (kAhead) ahead.fetch();
             accumulate_pair<R, V>(acc, x, k + 2 * pair, w, at);
         }
     }
@@ -268,7 +275,7 @@ template <int R, int B> __attribute__((noinline)) void tile_f32(const LinearArgs
 typedef void (*TileKernel)(const LinearArgs&, int64_t row, int64_t block, PanelAhead);
 
 // Kernels for R = 1 .. kLinearRows rows of one block and, where registers allow, of two: more chains in flight. The last are
-// for tiles that are one of several, and so have at least half as many rows.
+// for tiles that are one of several, and so have at least half as many rows, or for one that is alone where kAloneAhead says so.
 struct TileKernels {
     TileKernel one[kLinearRows + 1], two[kLinearRows + 1], ahead[kLinearRows + 1];
 };
@@ -278,10 +285,10 @@ template <int R> constexpr int blocks_at_once() { return R * 4 <= kLinearRows ? 
 template <int R> constexpr void fill_tiles(TileKernels& bf16, TileKernels& f32) {
     if constexpr (R > 0) {
         bf16.one[R] = tile_bf16<R, 1, false>;
-        bf16.ahead[R] = tile_bf16<R, 1, (R >= kLinearRows / 2)>;
+        bf16.ahead[R] = tile_bf16<R, 1, (kAloneAhead || R >= kLinearRows / 2)>;
         f32.one[R] = f32.ahead[R] = tile_f32<R, 1>;
         if constexpr (blocks_at_once<R>() == 2) {
-            bf16.two[R] = tile_bf16<R, 2, false>;
+            if constexpr (!kAloneAhead) bf16.two[R] = tile_bf16<R, 2, false>;
             f32.two[R] = tile_f32<R, 2>;
         }
         fill_tiles<R - 1>(bf16, f32);
@@ -298,15 +305,25 @@ constexpr AllTiles kTiles;
 // The share of tile t of count in fetching so many bytes.
 inline PanelAhead share_of(const char* memory, int64_t bytes, const LinearArgs& a, int64_t t, int64_t count) {
     const int64_t pairs = round_up(a.k, kDepthStep) / 2 * (kColumnBlock / (W * kLinearVecs));
-    return {memory + bytes * t / count, ((bytes + pairs - 1) / pairs + count - 1) / count};
+    const int64_t step = ((bytes + pairs - 1) / pairs + count - 1) / count;
+    const char* at = memory + bytes * t / count;
+    return {at, at + step, 2 * step};
 }
 
 // What tile t of count fetches: the first ones the panel that follows, each of the others a piece of what later ops will read.
 inline PanelAhead fetched_by(const LinearArgs& a, const char* panel, int64_t bytes, int64_t t, int64_t count) {
     const int64_t sharers = a.pieces && count > 2 ? min64(4, max64(2, count / 2)) : count;
-    if (t < sharers) return panel ? share_of(panel, bytes, a, t, sharers) : PanelAhead{nullptr, 0};
+    if (t < sharers) return panel ? share_of(panel, bytes, a, t, sharers) : kNothingAhead;
     const char* piece = next_piece(a.pieces);
-    return piece ? share_of(piece, a.pieces->bytes, a, 0, 1) : PanelAhead{nullptr, 0};
+    return piece ? share_of(piece, a.pieces->bytes, a, 0, 1) : kNothingAhead;
+}
+
+// What a tile that is alone fetches of the panel that follows: both halves at once. Hardware that runs ahead of what is read by
+// itself does so for each page, and not far.
+inline PanelAhead fetched_alone(const LinearArgs& a, const char* panel, int64_t bytes) {
+    if (!kAloneAhead || !panel) return kNothingAhead;
+    const PanelAhead whole = share_of(panel, bytes, a, 0, 1);
+    return {panel, panel + round_up(bytes / 2, 64), whole.step / 2};
 }
 
 // Each panel of weights meets all rows before the next one is read: it comes from memory once.
@@ -315,14 +332,14 @@ inline void multiply_range(const TileKernels& tiles, const LinearArgs& a, int64_
     const int64_t count = (row1 - row0 + kLinearRows - 1) / kLinearRows;
     for (int64_t block = block0; block < block1;) {
         const char* next = static_cast<const char*>(a.weight) + (block + 1) * block_bytes;
-        const char* panel = count > 1 && block + 1 < a.fetch_end ? next : nullptr;
+        const char* panel = block + 1 < a.fetch_end ? next : nullptr;
         int64_t step = 1;
         for (int64_t t = 0, row = row0; t < count; ++t) {
             int64_t size = (row1 - row) / (count - t); // nearly equal tiles: none with few rows
             bool both = count == 1 && tiles.two[size] && block + 1 < block1;
             step = both ? 2 : 1;
-            const PanelAhead ahead = count > 1 ? fetched_by(a, panel, block_bytes, t, count) : PanelAhead{nullptr, 0};
-            (ahead.at ? tiles.ahead[size] : both ? tiles.two[size] : tiles.one[size])(a, row, block, ahead);
+            const PanelAhead ahead = count > 1 ? fetched_by(a, panel, block_bytes, t, count) : fetched_alone(a, panel, block_bytes);
+            (both ? tiles.two[size] : ahead ? tiles.ahead[size] : tiles.one[size])(a, row, block, ahead);
             row += size;
         }
         block += step;

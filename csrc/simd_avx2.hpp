@@ -3,6 +3,7 @@
 using Vec = __m256;
 constexpr int W = 8;
 constexpr int kLinearRows = 5, kLinearVecs = 2;
+constexpr bool kAloneAhead = true; // a tile that is alone fetches the next weights
 constexpr int kAttentionRows = 4, kAttentionVecs = 2;
 
 inline Vec vzero() { return _mm256_setzero_ps(); }

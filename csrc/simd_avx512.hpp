@@ -3,6 +3,7 @@
 using Vec = __m512;
 constexpr int W = 16;
 constexpr int kLinearRows = 12, kLinearVecs = 2; // register tile of linear: rows x vectors of columns
+constexpr bool kAloneAhead = false;
 constexpr int kAttentionRows = 6, kAttentionVecs = 4;
 
 inline Vec vzero() { return _mm512_setzero_ps(); }

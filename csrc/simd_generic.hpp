@@ -5,6 +5,7 @@ typedef int32_t IntVec __attribute__((vector_size(16)));
 typedef uint32_t WordVec __attribute__((vector_size(16)));
 constexpr int W = 4;
 constexpr int kLinearRows = 4, kLinearVecs = 2;
+constexpr bool kAloneAhead = false;
 constexpr int kAttentionRows = 4, kAttentionVecs = 2;
 
 inline Vec vset(float x) { return Vec{x, x, x, x}; }

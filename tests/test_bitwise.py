@@ -53,10 +53,13 @@ def load(
 VARIANTS: dict[str, tuple[str, WeightFormat, KVCacheDtype]] = {
     "bfloat16": ("bfloat16", "plain", "auto"),
     "float32": ("float32", "plain", "auto"),
+    "int8 cache": ("bfloat16", "plain", "int8"),
     "as stored": ("bfloat16", "stored", "auto"),
     "int8": ("bfloat16", "int8", "auto"),
-    "int8 cache": ("bfloat16", "plain", "int8"),
 }
+# Weights never see where keys and values lie: what only concerns that runs once for each kind of cache. In the order of the
+# variants, so that a model is loaded once.
+of_each_cache = pytest.mark.parametrize("loaded", ["bfloat16", "float32", "int8 cache"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -157,12 +160,14 @@ def test_chunked(loaded: LoadedModel, alone: Outputs, budget: int) -> None:
     assert_same(run(engine, requests()), alone)
 
 
+@of_each_cache
 @pytest.mark.parametrize("block_size", [1, 8, 32])
 def test_block_size(loaded: LoadedModel, alone: Outputs, block_size: int) -> None:
     engine = engine_with(loaded, block_size=block_size, num_blocks=6400 // block_size)
     assert_same(run(engine, requests()), alone)
 
 
+@of_each_cache
 def test_prefix_cached(loaded: LoadedModel, alone: Outputs) -> None:
     engine = engine_with(loaded, enable_prefix_caching=True, async_scheduling=True)
     todo = requests()
@@ -175,6 +180,7 @@ def test_prefix_cached(loaded: LoadedModel, alone: Outputs) -> None:
     assert engine.stats().prefix_cache_hits > hits + 300
 
 
+@of_each_cache
 @pytest.mark.parametrize("overlap", [False, True], ids=["depth 1", "depth 2"])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_preempted(loaded: LoadedModel, alone: Outputs, mode: str, overlap: bool) -> None:
@@ -185,6 +191,7 @@ def test_preempted(loaded: LoadedModel, alone: Outputs, mode: str, overlap: bool
     assert (stats.swaps_in > 0) == (mode == "swap")
 
 
+@of_each_cache
 @pytest.mark.parametrize("kv_allocation", RESERVATIONS)
 def test_contiguous(loaded: LoadedModel, alone: Outputs, kv_allocation: KVAllocation) -> None:
     overlap = kv_allocation in ("orca-pow2", "fastertransformer")
