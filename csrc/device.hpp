@@ -31,6 +31,15 @@ struct HeadShape {
 void check_range(const char* name, const int32_t* values, int64_t count, int64_t low, int64_t high);
 void check(bool condition, const char* message);
 
+// What the product after this one reads, as far as a recording knows it: units that are shared out in spans.
+struct NextWeight {
+    const char* data = nullptr;
+    int64_t units = 0, unit_bytes = 0;
+
+    // Where claimant `own` of `count` begins; null if nothing is known.
+    const char* begin(int64_t own, int64_t count) const { return data + units * own / count * unit_bytes; }
+};
+
 class Device {
 public:
     Device(const std::string& isa, int num_threads, const std::vector<int>& cores, bool act_bf16, nb::handle bfloat16,
@@ -41,7 +50,10 @@ public:
 
     // Ops are appended to the program, not run, until end_recording().
     void begin_recording(Program& program);
-    void end_recording() { program_ = nullptr; }
+    void end_recording() {
+        program_ = nullptr;
+        next_weight_ = nullptr;
+    }
     std::unique_ptr<Program> new_program() const { return std::make_unique<Program>(arrays_); }
     void replay(Program& program, const std::vector<nb::object>& inputs);
 
@@ -104,6 +116,9 @@ private:
     // Memory for this op's body alone.
     ResultMemory::Lease scratch(int64_t bytes);
 
+    // Tells the product before that this one follows, and returns what will be told of the one after it.
+    std::shared_ptr<const NextWeight> follow(const NextWeight& own);
+
     // Runs body() now, or appends it to the program being recorded: all that it refers to must be captured by value.
     template <class Body> void issue(Body body);
     // Runs body() now in any case.
@@ -125,8 +140,8 @@ private:
     // The arguments now: with so many rows, staged.
     LinearArgs staged(const LinearArgs& args, int64_t rows, char* stage);
     decltype(KernelTable::linear_bf16) kernel_of(const LinearArgs& args, bool bf16) const;
-    void multiply(const LinearArgs& args, bool bf16);
-    void multiply_gated(const LinearArgs& args, const GatedBlockArgs& gate, float* sums, bool bf16);
+    void multiply(const LinearArgs& args, const NextWeight& next, bool bf16);
+    void multiply_gated(const LinearArgs& args, const NextWeight& next, const GatedBlockArgs& gate, float* sums, bool bf16);
     void multiply_argmax(const LinearArgs& args, const BestOfRows& best, float* sums, int32_t* places, bool bf16);
     void quantize_rows(const IntegerKernels& kernels, const QuantizeArgs& args);
     bool attend(const AttentionArgs& args, int64_t sequences);
@@ -139,6 +154,7 @@ private:
     WeightMemory weights_;
     std::shared_ptr<ResultMemory> memory_ = std::make_shared<ResultMemory>();
     Program* program_ = nullptr; // being recorded
+    std::shared_ptr<NextWeight> next_weight_; // of the product recorded last
     ThreadPool pool_;
     std::mutex busy_; // held while bodies run; the rest is theirs
     std::vector<float> partition_states_;

@@ -142,6 +142,7 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     const auto records = scratch(rows.capacity * groups * (plain ? kPlainRecord : kRecord));
     args.x = records.data();
     QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four, plain};
+    follow({}); // what it reads first is not worth knowing: blocks are small
     issue([this, args, quantize, rows]() mutable {
         args.rows = quantize.rows = rows.now();
         const IntegerKernels& kernels = kernels_for(*integer_, args.rows, args.plain);
@@ -170,6 +171,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     IntegerLinearArgs args{records.data(), weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, plain,
                            kIntegerColumns};
     QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four, plain};
+    follow({}); // what it reads first is not worth knowing: blocks are small
     issue([this, args, quantize, rows, bits, most_rows, own = reinterpret_cast<float*>(sums.data()), memory = bests.data(),
            places = out.ints()]() mutable {
         args.rows = quantize.rows = rows.now();

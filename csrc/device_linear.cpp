@@ -40,6 +40,7 @@ struct Cut {
 
 // Runs the units of a claim: call(args, row0, row1, block0, block1).
 template <class Call> void run_units(const Call& call, LinearArgs args, const Cut& cut, const Spans::Claim& claim) {
+    const char* after = args.after;
     for (int64_t unit = claim.begin; unit < claim.end;) {
         const int64_t first = unit / (cut.panel * cut.chunks) * cut.panel, end = std::min(cut.blocks, first + cut.panel);
         const int64_t rest = unit - first * cut.chunks, chunk = rest / (end - first), block = first + rest % (end - first);
@@ -47,10 +48,17 @@ template <class Call> void run_units(const Call& call, LinearArgs args, const Cu
         // The first chunk fetches the panel, the last one the beginning of the next; those between find it in the cache.
         const int64_t wanted = chunk == cut.chunks - 1 ? std::min(cut.blocks, end + 1) : chunk == 0 ? end : 0;
         args.fetch_end = std::min(wanted, block + claim.limit - unit) * cut.together;
+        args.after = unit + count == claim.limit ? after : nullptr;
         call(args, args.rows * chunk / cut.chunks, args.rows * (chunk + 1) / cut.chunks, block * cut.together,
              (block + count) * cut.together);
         unit += count;
     }
+}
+
+// Its blocks in units of so many.
+NextWeight units_of(const PackedWeight& weight, int64_t together) {
+    const int64_t blocks = std::max<int64_t>(1, divide_up(weight.rows, kColumnBlock));
+    return {weight.memory.data(), divide_up(blocks, together), weight.memory.bytes() / blocks * together};
 }
 
 } // namespace
@@ -150,7 +158,14 @@ decltype(KernelTable::linear_bf16) Device::kernel_of(const LinearArgs& args, boo
     return args.compact ? kernels_->linear_compact : bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
 }
 
-void Device::multiply(const LinearArgs& args, bool bf16) {
+std::shared_ptr<const NextWeight> Device::follow(const NextWeight& own) {
+    if (next_weight_) *next_weight_ = own;
+    auto next = std::make_shared<NextWeight>();
+    next_weight_ = program_ ? next : nullptr;
+    return next;
+}
+
+void Device::multiply(const LinearArgs& args, const NextWeight& next, bool bf16) {
     const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1);
     const auto kernel = kernel_of(args, bf16);
     const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size()), together = args.rows < kFewRows ? 2 : 1;
@@ -160,12 +175,14 @@ void Device::multiply(const LinearArgs& args, bool bf16) {
     if (coming_.next < coming_.count) own_args.pieces = &coming_;
     Spans spans(cut.units(), static_cast<int>(claimants));
     over_units(claimants, [&](int64_t own, int) {
-        for (Spans::Claim claim; spans.claim(static_cast<int>(own), together, claim);) run_units(kernel, own_args, cut, claim);
+        LinearArgs mine = own_args;
+        mine.after = next.begin(own, claimants);
+        for (Spans::Claim claim; spans.claim(static_cast<int>(own), together, claim);) run_units(kernel, mine, cut, claim);
     });
 }
 
 // A unit's product lies in a cache until it has passed its gates.
-void Device::multiply_gated(const LinearArgs& args, const GatedBlockArgs& gate, float* sums, bool bf16) {
+void Device::multiply_gated(const LinearArgs& args, const NextWeight& next, const GatedBlockArgs& gate, float* sums, bool bf16) {
     const Cut cut(*kernels_, args, bf16 ? 2 : 4, 2);
     const auto kernel = kernel_of(args, bf16);
     const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size());
@@ -187,7 +204,9 @@ void Device::multiply_gated(const LinearArgs& args, const GatedBlockArgs& gate, 
             block.out = static_cast<char*>(gate.out) + (row0 * gate.out_stride + column) * (gate.out_bf16 ? 2 : 4);
             kernels_->silu_and_mul_block(block);
         };
-        for (Spans::Claim claim; spans.claim(static_cast<int>(own), 1, claim);) run_units(unit, own_args, cut, claim);
+        LinearArgs mine = own_args;
+        mine.after = next.begin(own, claimants);
+        for (Spans::Claim claim; spans.claim(static_cast<int>(own), 1, claim);) run_units(unit, mine, cut, claim);
     });
 }
 
@@ -237,8 +256,8 @@ nb::object Device::linear(nb::handle x, const PackedWeight& weight, nb::handle b
     LinearArgs args = product_of(in, weight);
     nb::object out = open_output(args, in, weight, bias, residual);
     const auto memory = staging_for(args, rows.capacity);
-    issue([this, args, rows, stage = memory.data()] {
-        multiply(staged(args, rows.now(), stage), act_bf16_);
+    issue([this, args, rows, stage = memory.data(), next = follow(units_of(weight, 1))] {
+        multiply(staged(args, rows.now(), stage), *next, act_bf16_);
     });
     return out;
 }
@@ -258,6 +277,7 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
     const int64_t chunk = std::min(rows.capacity, chunk_rows(*kernels_, args.k, act_bf16_ ? 2 : 4));
     const auto sums = scratch(pool_.size() * chunk * args.out_stride * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
+    follow(units_of(weight, 1)); // nothing follows the head
     issue([this, args, rows, bits, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), found = bests.data(),
            places = out.ints()] {
         const BestOfRows best(found, pool_.size(), rows.now(), bits.now(), bits.words);
@@ -285,8 +305,8 @@ nb::object Device::gated_linear(nb::handle x, const PackedWeight& weight, nb::ha
     const auto memory = staging_for(args, rows.capacity);
     const int64_t chunk = std::min(rows.capacity, chunk_rows(*kernels_, args.k, act_bf16_ ? 2 : 4));
     const auto sums = scratch(pool_.size() * chunk * 2 * kColumnBlock * 4);
-    issue([this, args, gate, rows, stage = memory.data(), own = reinterpret_cast<float*>(sums.data())] {
-        multiply_gated(staged(args, rows.now(), stage), gate, own, act_bf16_);
+    issue([this, args, gate, rows, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), next = follow(units_of(weight, 2))] {
+        multiply_gated(staged(args, rows.now(), stage), *next, gate, own, act_bf16_);
     });
     return out.array;
 }

@@ -332,7 +332,7 @@ inline void multiply_range(const TileKernels& tiles, const LinearArgs& a, int64_
     const int64_t count = (row1 - row0 + kLinearRows - 1) / kLinearRows;
     for (int64_t block = block0; block < block1;) {
         const char* next = static_cast<const char*>(a.weight) + (block + 1) * block_bytes;
-        const char* panel = block + 1 < a.fetch_end ? next : nullptr;
+        const char* panel = block + 1 < a.fetch_end ? next : block + 1 == block1 ? a.after : nullptr;
         int64_t step = 1;
         for (int64_t t = 0, row = row0; t < count; ++t) {
             int64_t size = (row1 - row) / (count - t); // nearly equal tiles: none with few rows
