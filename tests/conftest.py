@@ -1,7 +1,8 @@
-"""What tests of several parts share: the demo model, fetched once into the user's cache, and a server of it."""
+"""What tests of several parts share: the demo model, fetched once into the cache, as transformers has it, and as a server."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,15 @@ def smollm2_path() -> Path:
     from octavo.weights.hub import resolve_model
 
     return resolve_model("smollm2", revision=None, progress=False)
+
+
+@pytest.fixture(scope="session")
+def reference(smollm2_path: Path) -> Any:
+    """The same model, in float32, of ``transformers``."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32)
 
 
 @pytest.fixture(scope="session")

@@ -43,13 +43,6 @@ PROMPTS = [
 NEW_TOKENS = 32
 
 
-@pytest.fixture(scope="module")
-def reference(smollm2_path: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32)
-
-
 def generate(path: Path, dtype: Any, prompts: list[list[int]], params: SamplingParams) -> dict[int, list[TokenDelta]]:
     loaded = build.load(EngineConfig(model=str(path), dtype=dtype, max_model_len=256, num_gpu_blocks_override=400))
     engine = loaded.engine

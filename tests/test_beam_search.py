@@ -252,10 +252,7 @@ def llm(smollm2_path: Path) -> Iterator[LLM]:
     llm.shutdown()
 
 
-def test_the_real_model_s_beams(llm: LLM, smollm2_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    reference = AutoModelForCausalLM.from_pretrained(smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32)
+def test_the_real_model_s_beams(llm: LLM, reference: Any) -> None:
     tokenizer = llm.get_tokenizer()
     stops = tokenizer.encode(".,\n")
     texts = ("The capital of France is Paris", "Water boils at a lower temperature", "My favourite colour is blue because")
