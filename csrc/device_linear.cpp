@@ -38,9 +38,9 @@ struct Cut {
     int64_t blocks, chunks, panel, together;
 };
 
-// Runs the units of a claim: call(args, row0, row1, block0, block1).
-template <class Call> void run_units(const Call& call, LinearArgs args, const Cut& cut, const Spans::Claim& claim) {
-    const char* after = args.after;
+// Runs the units of a claim: call(args, row0, row1, block0, block1). `after` is what the claimant reads next; may be null.
+template <class Call>
+void run_units(const Call& call, LinearArgs args, const Cut& cut, const Spans::Claim& claim, const char* after) {
     for (int64_t unit = claim.begin; unit < claim.end;) {
         const int64_t first = unit / (cut.panel * cut.chunks) * cut.panel, end = std::min(cut.blocks, first + cut.panel);
         const int64_t rest = unit - first * cut.chunks, chunk = rest / (end - first), block = first + rest % (end - first);
@@ -175,9 +175,8 @@ void Device::multiply(const LinearArgs& args, const NextWeight& next, bool bf16)
     if (coming_.next < coming_.count) own_args.pieces = &coming_;
     Spans spans(cut.units(), static_cast<int>(claimants));
     over_units(claimants, [&](int64_t own, int) {
-        LinearArgs mine = own_args;
-        mine.after = next.begin(own, claimants);
-        for (Spans::Claim claim; spans.claim(static_cast<int>(own), together, claim);) run_units(kernel, mine, cut, claim);
+        const char* after = next.begin(own, claimants);
+        for (Spans::Claim claim; spans.claim(static_cast<int>(own), together, claim);) run_units(kernel, own_args, cut, claim, after);
     });
 }
 
@@ -204,9 +203,8 @@ void Device::multiply_gated(const LinearArgs& args, const NextWeight& next, cons
             block.out = static_cast<char*>(gate.out) + (row0 * gate.out_stride + column) * (gate.out_bf16 ? 2 : 4);
             kernels_->silu_and_mul_block(block);
         };
-        LinearArgs mine = own_args;
-        mine.after = next.begin(own, claimants);
-        for (Spans::Claim claim; spans.claim(static_cast<int>(own), 1, claim);) run_units(unit, mine, cut, claim);
+        const char* after = next.begin(own, claimants);
+        for (Spans::Claim claim; spans.claim(static_cast<int>(own), 1, claim);) run_units(unit, own_args, cut, claim, after);
     });
 }
 
@@ -231,7 +229,7 @@ void Device::multiply_argmax(const LinearArgs& args, const BestOfRows& best, flo
             found.columns = std::min(now.n, block1 * kColumnBlock) - now.first_column;
             kernels_->best_of_block(found);
         };
-        for (Spans::Claim claim; spans.claim(static_cast<int>(own), together, claim);) run_units(unit, args, cut, claim);
+        for (Spans::Claim claim; spans.claim(static_cast<int>(own), together, claim);) run_units(unit, args, cut, claim, nullptr);
     });
     best.merge(places);
 }

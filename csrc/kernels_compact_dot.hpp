@@ -77,7 +77,7 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
 template <int R> constexpr void fill_compact_tiles(TileKernels& tiles) {
     if constexpr (R > 0) {
         tiles.one[R] = tile_compact<R, false>;
-        tiles.ahead[R] = tile_compact<R, (R >= kLinearRows / 2)>;
+        tiles.ahead[R] = tile_compact<R, fetches_ahead<R>()>;
         fill_compact_tiles<R - 1>(tiles);
     }
 }

@@ -281,11 +281,12 @@ struct TileKernels {
 };
 
 template <int R> constexpr int blocks_at_once() { return R * 4 <= kLinearRows ? 2 : 1; }
+template <int R> constexpr bool fetches_ahead() { return kAloneAhead || R >= kLinearRows / 2; }
 
 template <int R> constexpr void fill_tiles(TileKernels& bf16, TileKernels& f32) {
     if constexpr (R > 0) {
         bf16.one[R] = tile_bf16<R, 1, false>;
-        bf16.ahead[R] = tile_bf16<R, 1, (kAloneAhead || R >= kLinearRows / 2)>;
+        bf16.ahead[R] = tile_bf16<R, 1, fetches_ahead<R>()>;
         f32.one[R] = f32.ahead[R] = tile_f32<R, 1>;
         if constexpr (blocks_at_once<R>() == 2) {
             if constexpr (!kAloneAhead) bf16.two[R] = tile_bf16<R, 2, false>;
@@ -302,10 +303,15 @@ struct AllTiles {
 
 constexpr AllTiles kTiles;
 
+// Bytes to be fetched with each pair of inputs, so that a tile fetches so many.
+inline int64_t bytes_a_pair(const LinearArgs& a, int64_t bytes) {
+    const int64_t pairs = round_up(a.k, kDepthStep) / 2 * (kColumnBlock / (W * kLinearVecs));
+    return (bytes + pairs - 1) / pairs;
+}
+
 // The share of tile t of count in fetching so many bytes.
 inline PanelAhead share_of(const char* memory, int64_t bytes, const LinearArgs& a, int64_t t, int64_t count) {
-    const int64_t pairs = round_up(a.k, kDepthStep) / 2 * (kColumnBlock / (W * kLinearVecs));
-    const int64_t step = ((bytes + pairs - 1) / pairs + count - 1) / count;
+    const int64_t step = (bytes_a_pair(a, bytes) + count - 1) / count;
     const char* at = memory + bytes * t / count;
     return {at, at + step, 2 * step};
 }
@@ -322,8 +328,7 @@ inline PanelAhead fetched_by(const LinearArgs& a, const char* panel, int64_t byt
 // itself does so for each page, and not far.
 inline PanelAhead fetched_alone(const LinearArgs& a, const char* panel, int64_t bytes) {
     if (!kAloneAhead || !panel) return kNothingAhead;
-    const PanelAhead whole = share_of(panel, bytes, a, 0, 1);
-    return {panel, panel + round_up(bytes / 2, 64), whole.step / 2};
+    return {panel, panel + round_up(bytes / 2, 64), bytes_a_pair(a, bytes)};
 }
 
 // Each panel of weights meets all rows before the next one is read: it comes from memory once.
