@@ -1,10 +1,9 @@
 """A plan as flat arrays: what a step computes, in the shape that ops want.
 
-Pure numpy; knows tokens, positions and slots, not models. Everything is derived from the plan and ``last_token``, the one
-thing the worker remembers.
+Knows tokens, positions and slots, not models. Everything is derived from the plan and ``last_token``, the one thing the worker
+remembers. Lists, not arrays, until the end: between two steps the caches are full of weights, and what a handful of numpy calls
+touches for a few numbers costs more than the loop.
 """
-
-from itertools import chain
 
 import numpy as np
 
@@ -13,26 +12,35 @@ from octavo.step import SchedulerOutput
 
 def step_arrays(plan: SchedulerOutput, last_token: np.ndarray, block_size: int) -> dict[str, np.ndarray]:
     """The int32 arrays of ``backends.base.Batch`` but for ``logits_rows``. Placeholders become the row's last token."""
-    sequences = plan.sequences
-    lengths = np.fromiter((len(s.token_ids) for s in sequences), np.int32, len(sequences))
-    starts = np.fromiter((s.start for s in sequences), np.int32, len(sequences))
-    total = int(lengths.sum())
-    input_ids = np.fromiter(chain.from_iterable(s.token_ids for s in sequences), np.int32, total)
-    query_start = np.zeros(len(sequences) + 1, np.int32)
-    np.cumsum(lengths, out=query_start[1:])
-    owner = np.repeat(np.arange(len(sequences), dtype=np.int32), lengths)
-    positions = starts[owner] + np.arange(total, dtype=np.int32) - query_start[:-1][owner]
-    pending = np.flatnonzero(input_ids < 0)
-    if len(pending):
-        rows = np.fromiter((s.row for s in sequences), np.int32, len(sequences))
-        input_ids[pending] = last_token[rows[owner[pending]]]
-    block, offset = np.divmod(positions, block_size)
+    input_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    query_start = [0]
+    seq_lens: list[int] = []
+    token_of, block_of = last_token.item, plan.block_tables.item
+    for index, seq in enumerate(plan.sequences):
+        at, end = seq.start, seq.start + len(seq.token_ids)
+        if end - at == 1:  # nearly all of them
+            token = seq.token_ids[0]
+            input_ids.append(token_of(seq.row) if token < 0 else token)
+            positions.append(at)
+            slots.append(block_of(index, at // block_size) * block_size + at % block_size)
+        else:
+            input_ids += [token_of(seq.row) if token < 0 else token for token in seq.token_ids]
+            positions += range(at, end)
+            while at < end:
+                slot = block_of(index, at // block_size) * block_size + at % block_size
+                count = min(end - at, block_size - at % block_size)
+                slots += range(slot, slot + count)
+                at += count
+        query_start.append(len(input_ids))
+        seq_lens.append(end)
     return {
-        "input_ids": input_ids,
-        "positions": positions,
-        "slot_mapping": plan.block_tables[owner, block] * np.int32(block_size) + offset,
-        "query_start": query_start,
-        "seq_lens": starts + lengths,
+        "input_ids": np.array(input_ids, np.int32),
+        "positions": np.array(positions, np.int32),
+        "slot_mapping": np.array(slots, np.int32),
+        "query_start": np.array(query_start, np.int32),
+        "seq_lens": np.array(seq_lens, np.int32),
         "block_tables": np.ascontiguousarray(plan.block_tables, np.int32),
     }
 
