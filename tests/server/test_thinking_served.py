@@ -104,7 +104,10 @@ def test_the_same_in_company_that_preempts(thinker: RunningServer) -> None:
     ]
     alone = [ask(thinker, **fields) for fields in wanted]
     before = thinker.metric("octavo_preemptions_total")
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        together = list(pool.map(lambda fields: ask(thinker, **fields), wanted))
-    assert together == alone
-    assert thinker.metric("octavo_preemptions_total") > before
+    for _ in range(20):  # how many of them meet is up to the machine
+        with ThreadPoolExecutor(len(wanted)) as pool:
+            together = list(pool.map(lambda fields: ask(thinker, **fields), wanted))
+        assert together == alone
+        if thinker.metric("octavo_preemptions_total") > before:
+            return
+    pytest.fail("nothing was preempted")
