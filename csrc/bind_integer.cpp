@@ -25,28 +25,19 @@ template <class T> void check_scales(const Matrix<T>& scales, int64_t rows, int6
           "there must be one scale for each group of each row");
 }
 
-std::unique_ptr<IntegerWeight> pack(Device& device, const IntegerSource& source, bool quantized_activations) {
-    std::unique_ptr<IntegerWeight> weight = device.pack_integer(source);
-    weight->plain_activations = !quantized_activations;
-    return weight;
-}
-
-std::unique_ptr<IntegerWeight> pack_int8(Device& device, Matrix<int8_t> values, Matrix<uint16_t> scales,
-                                         bool quantized_activations) {
+IntegerSource read_int8(Matrix<int8_t> values, Matrix<uint16_t> scales) {
     const int64_t rows = values.shape(0), groups = values.shape(1) / kGroup;
     check(values.shape(1) % kGroup == 0, "a row must be groups of 32 values");
     check_scales(scales, rows, groups);
-    return pack(device, {reinterpret_cast<const uint8_t*>(values.data()), scales.data(), nullptr, rows, groups},
-                quantized_activations);
+    return {reinterpret_cast<const uint8_t*>(values.data()), scales.data(), nullptr, rows, groups};
 }
 
-std::unique_ptr<IntegerWeight> pack_int4(Device& device, Matrix<uint8_t> packed, Matrix<uint16_t> scales,
-                                         Matrix<uint16_t> minimums, bool quantized_activations) {
+IntegerSource read_int4(Matrix<uint8_t> packed, Matrix<uint16_t> scales, Matrix<uint16_t> minimums) {
     const int64_t rows = packed.shape(0), groups = packed.shape(1) / (kGroup / 2);
     check(packed.shape(1) % (kGroup / 2) == 0, "a row must be groups of 16 bytes");
     check_scales(scales, rows, groups);
     check_scales(minimums, rows, groups);
-    return pack(device, {packed.data(), scales.data(), minimums.data(), rows, groups}, quantized_activations);
+    return {packed.data(), scales.data(), minimums.data(), rows, groups};
 }
 
 template <class T> using Output = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -92,10 +83,17 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
                "minimums"_a.noconvert().none(), "isa"_a, "num_threads"_a);
     module.def("quantize", &quantize<uint16_t>, "matrix"_a.noconvert(), "values"_a.noconvert(), "scales"_a.noconvert(),
                "minimums"_a.noconvert().none(), "isa"_a, "num_threads"_a);
-    device.def("pack_int8", &pack_int8, "values"_a.noconvert(), "scales"_a.noconvert(), nb::kw_only(),
-               "quantized_activations"_a)
-        .def("pack_int4", &pack_int4, "packed"_a.noconvert(), "scales"_a.noconvert(), "minimums"_a.noconvert(), nb::kw_only(),
-             "quantized_activations"_a)
+    const auto values = "values"_a.noconvert(), packed = "packed"_a.noconvert(), scales = "scales"_a.noconvert(),
+               minimums = "minimums"_a.noconvert();
+    device
+        .def("pack_int8", [](Device& d, Matrix<int8_t> v, Matrix<uint16_t> s) { return d.pack_integer(read_int8(v, s)); }, values, scales)
+        .def("pack_int4", [](Device& d, Matrix<uint8_t> p, Matrix<uint16_t> s, Matrix<uint16_t> m) { return d.pack_integer(read_int4(p, s, m)); },
+             packed, scales, minimums)
+        .def("pack_grouped", [](Device& d, Matrix<int8_t> v, Matrix<uint16_t> s, bool gated) { return d.pack_grouped(read_int8(v, s), gated); },
+             values, scales, nb::kw_only(), "gated"_a = false)
+        .def("pack_grouped", [](Device& d, Matrix<uint8_t> p, Matrix<uint16_t> s, Matrix<uint16_t> m,
+                                bool gated) { return d.pack_grouped(read_int4(p, s, m), gated); },
+             packed, scales, minimums, nb::kw_only(), "gated"_a = false)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
         .def("linear", &Device::linear_integer, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none())
         .def("linear_argmax", &Device::linear_argmax_integer, "x"_a, "weight"_a, "allowed"_a.none() = nb::none());

@@ -59,6 +59,8 @@ public:
 
     std::unique_ptr<PackedWeight> pack(nb::handle matrix, bool gated);
     std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source);
+    // The same matrix as the bf16 numbers that its integers stand for, kept as integers.
+    std::unique_ptr<PackedWeight> pack_grouped(const IntegerSource& source, bool gated);
 
     nb::object embedding(nb::handle ids, const PackedWeight& table);
     nb::object linear(nb::handle x, const PackedWeight& weight, nb::handle bias, nb::handle residual);

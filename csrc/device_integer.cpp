@@ -15,14 +15,8 @@ constexpr int64_t kRowsOfUnit = 192;       // rows of a unit: their records shou
 constexpr int64_t kUnitsPerThread = 12;    // at most
 constexpr double kUnitNanoseconds = 6000;  // a unit costs some hundred nanoseconds to hand out
 
-int64_t weight_bytes(int64_t rows, int64_t groups, bool four) {
-    const int64_t limit = std::numeric_limits<int32_t>::max();
-    check(rows >= 0 && groups >= 1 && rows < limit && groups < limit / kGroup, "size out of range");
-    return divide_up(rows, kIntegerColumns) * groups * (four ? kGroupBytes4 : kGroupBytes8);
-}
-
-const IntegerKernels& kernels_for(const IntegerKernels& kernels, int64_t rows, bool plain) {
-    return kernels.few && (plain || rows < kManyRows) ? *kernels.few() : kernels;
+const IntegerKernels& kernels_for(const IntegerKernels& kernels, int64_t rows) {
+    return kernels.few && rows < kManyRows ? *kernels.few() : kernels;
 }
 
 // The blocks of a product in panels, its tiles in chunks of rows: a unit is a chunk of a panel.
@@ -38,7 +32,7 @@ IntegerCut cut_integer(const IntegerLinearArgs& a, int threads) {
     const int64_t block_bytes = a.groups * (a.four ? kGroupBytes4 : kGroupBytes8);
     const double products = static_cast<double>(a.rows) * kIntegerColumns * kGroup * static_cast<double>(a.groups);
     // Bytes and products that a thread gets through in a nanosecond, where memory and arithmetic are each shared fairly.
-    const double block_ns = std::max(static_cast<double>(block_bytes) / 25, products / (a.plain ? 120 : 350));
+    const double block_ns = std::max(static_cast<double>(block_bytes) / 25, products / 350);
     const auto worthwhile = static_cast<int64_t>(block_ns * static_cast<double>(blocks) / kUnitNanoseconds);
     const int64_t wanted = std::clamp<int64_t>(worthwhile / threads, 1, kUnitsPerThread) * threads;
     const int64_t largest = a.rows > 16 ? std::max<int64_t>(1, kPanelBytes / block_bytes) : blocks;
@@ -79,15 +73,22 @@ void best_of_unit(const IntegerKernels& kernels, const KernelTable& table, Integ
 
 } // namespace
 
-IntegerWeight::IntegerWeight(int64_t rows, int64_t groups, bool four, WeightMemory& from)
-    : rows(rows), columns(groups * kGroup), four(four), memory(from.take(weight_bytes(rows, groups, four))) {}
+int64_t integer_weight_bytes(int64_t rows, int64_t groups, bool four) {
+    const int64_t limit = std::numeric_limits<int32_t>::max();
+    check(rows >= 0 && groups >= 1 && rows < limit && groups < limit / kGroup, "size out of range");
+    return divide_up(rows, kIntegerColumns) * groups * (four ? kGroupBytes4 : kGroupBytes8);
+}
 
-void pack_integer_blocks(const IntegerSource& source, IntegerWeight& weight, int64_t block0, int64_t block1) {
+IntegerWeight::IntegerWeight(int64_t rows, int64_t groups, bool four, WeightMemory& from)
+    : rows(rows), columns(groups * kGroup), four(four), memory(from.take(integer_weight_bytes(rows, groups, four))) {}
+
+void pack_integer_blocks(const IntegerSource& source, bool gated, char* blocks, int64_t block0, int64_t block1) {
     const int64_t lines = source.four() ? 4 : 8, bytes = source.four() ? kGroupBytes4 : kGroupBytes8;
     const uint32_t offset = source.four() ? 0 : 0x80808080u;
-    for (int64_t n = block0 * kIntegerColumns; n < std::min(source.rows, block1 * kIntegerColumns); ++n) {
-        const int64_t column = n % kIntegerColumns;
-        char* group = weight.memory.data() + n / kIntegerColumns * source.groups * bytes;
+    for (int64_t place = block0 * kIntegerColumns; place < std::min(source.rows, block1 * kIntegerColumns); ++place) {
+        const int64_t block = place / kIntegerColumns, column = place % kIntegerColumns;
+        const int64_t n = gated ? block % 2 * (source.rows / 2) + block / 2 * kIntegerColumns + column : place;
+        char* group = blocks + block * source.groups * bytes;
         for (int64_t g = 0; g < source.groups; ++g, group += bytes) {
             const uint8_t* from = source.values + (n * source.groups + g) * lines * 4;
             char* to = group + column / 16 * lines * kLine + column % 16 * 4;
@@ -108,7 +109,7 @@ std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source)
     auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.four(), weights_);
     run([&] {
         over_units(divide_up(source.rows, kIntegerColumns),
-                   [&](int64_t block, int) { pack_integer_blocks(source, *weight, block, block + 1); });
+                   [&](int64_t block, int) { pack_integer_blocks(source, false, weight->memory.data(), block, block + 1); });
     });
     return weight;
 }
@@ -135,17 +136,15 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     const Array in = read(x, "x", act(), 2);
     const Size rows = rows_of(in);
     const int64_t groups = weight.columns / kGroup;
-    const bool plain = weight.plain_activations;
-    IntegerLinearArgs args{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, plain,
-                           weight.rows};
+    IntegerLinearArgs args{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, weight.rows};
     nb::object out = open_output(args, in, weight, bias, residual);
-    const auto records = scratch(rows.capacity * groups * (plain ? kPlainRecord : kRecord));
+    const auto records = scratch(rows.capacity * groups * kRecord);
     args.x = records.data();
-    QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four, plain};
+    QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four};
     follow({}); // what it reads first is not worth knowing: blocks are small
     issue([this, args, quantize, rows]() mutable {
         args.rows = quantize.rows = rows.now();
-        const IntegerKernels& kernels = kernels_for(*integer_, args.rows, args.plain);
+        const IntegerKernels& kernels = kernels_for(*integer_, args.rows);
         args.tiles = quantize.tiles = divide_up(args.rows, kernels.rows_of_tile);
         quantize_rows(kernels, quantize);
         args.pieces = coming_.next < coming_.count ? &coming_ : nullptr;
@@ -163,19 +162,17 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     const Size rows = rows_of(in);
     const Allowed bits = read_allowed(allowed, rows, weight.rows);
     const int64_t groups = weight.columns / kGroup, most_rows = std::min(rows.capacity, 2 * kRowsOfUnit);
-    const bool plain = weight.plain_activations;
     const Result out = result(Type::int32, rows, 1, 1);
-    const auto records = scratch(rows.capacity * groups * (plain ? kPlainRecord : kRecord));
+    const auto records = scratch(rows.capacity * groups * kRecord);
     const auto sums = scratch(pool_.size() * most_rows * kIntegerColumns * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
-    IntegerLinearArgs args{records.data(), weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, plain,
-                           kIntegerColumns};
-    QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four, plain};
+    IntegerLinearArgs args{records.data(), weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, kIntegerColumns};
+    QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four};
     follow({}); // what it reads first is not worth knowing: blocks are small
     issue([this, args, quantize, rows, bits, most_rows, own = reinterpret_cast<float*>(sums.data()), memory = bests.data(),
            places = out.ints()]() mutable {
         args.rows = quantize.rows = rows.now();
-        const IntegerKernels& kernels = kernels_for(*integer_, args.rows, args.plain);
+        const IntegerKernels& kernels = kernels_for(*integer_, args.rows);
         args.tiles = quantize.tiles = divide_up(args.rows, kernels.rows_of_tile);
         quantize_rows(kernels, quantize);
         const IntegerCut cut = cut_integer(args, pool_.size());

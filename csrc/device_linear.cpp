@@ -61,12 +61,16 @@ NextWeight units_of(const PackedWeight& weight, int64_t together) {
     return {weight.memory.data(), divide_up(blocks, together), weight.memory.bytes() / blocks * together};
 }
 
+void check_gates(int64_t rows, bool gated) {
+    check(!gated || rows % (2 * kColumnBlock) == 0, "a gated weight must have a multiple of 64 rows");
+}
+
 } // namespace
 
 std::unique_ptr<PackedWeight> Device::pack(nb::handle matrix, bool gated) {
     Type type;
     Array in = arrays_.read_matrix(matrix, "weight", type);
-    check(!gated || in.shape[0] % (2 * kColumnBlock) == 0, "a gated weight must have a multiple of 64 rows");
+    check_gates(in.shape[0], gated);
     auto weight = std::make_unique<PackedWeight>(in.shape[0], in.shape[1], act_bf16_, gated, weights_);
     PackArgs args{in.data, weight->memory.data(), in.shape[0], in.shape[1], type == Type::bfloat16, act_bf16_, gated};
     const int64_t blocks = divide_up(in.shape[0], kColumnBlock);
@@ -75,6 +79,18 @@ std::unique_ptr<PackedWeight> Device::pack(nb::handle matrix, bool gated) {
         over_units(blocks, [&](int64_t block, int) { kernels_->pack(args, block, block + 1); });
     });
     if (weight->compact) weights_.shorten(weight->memory, weight->memory.bytes() * 3 / 4);
+    return weight;
+}
+
+std::unique_ptr<PackedWeight> Device::pack_grouped(const IntegerSource& source, bool gated) {
+    check(act_bf16_, "weights in groups are multiplied as bfloat16 numbers");
+    check_gates(source.rows, gated);
+    const int64_t bytes = integer_weight_bytes(source.rows, source.groups, source.four());
+    auto weight = std::make_unique<PackedWeight>(source.rows, source.groups * kGroup, source.four() ? 4 : 8, gated, weights_.take(bytes));
+    run([&] {
+        over_units(divide_up(source.rows, kIntegerColumns),
+                   [&](int64_t block, int) { pack_integer_blocks(source, gated, weight->memory.data(), block, block + 1); });
+    });
     return weight;
 }
 
@@ -118,11 +134,11 @@ nb::object Device::embedding(nb::handle ids, const PackedWeight& table) {
     const Size rows = rows_of(in);
     const Result out = result(Type::float32, rows, table.columns, 2);
     const EmbeddingArgs args{in.ints(), table.memory.data(), out.floats(), table.rows, table.columns, table.bf16,
-                             table.compact.get()};
+                             table.compact.get(), table.group_bits};
     issue([this, args, rows] {
         const int64_t count = rows.now();
         check_range("token id", args.ids, count, 0, args.n);
-        auto kernel = args.compact ? kernels_->embedding_compact : kernels_->embedding;
+        auto kernel = args.group_bits ? kernels_->embedding_grouped : args.compact ? kernels_->embedding_compact : kernels_->embedding;
         over_rows(count, count * args.k * 4, [&](int64_t r0, int64_t r1) { kernel(args, r0, r1); });
     });
     return out.array;
@@ -155,6 +171,7 @@ LinearArgs Device::staged(const LinearArgs& args, int64_t rows, char* stage) {
 }
 
 decltype(KernelTable::linear_bf16) Device::kernel_of(const LinearArgs& args, bool bf16) const {
+    if (args.group_bits) return kernels_->linear_grouped;
     return args.compact ? kernels_->linear_compact : bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
 }
 
@@ -238,6 +255,7 @@ LinearArgs Device::product_of(const Array& x, const PackedWeight& weight) const 
     check(weight.bf16 == act_bf16_, "linear: the weight was packed by a device of another compute dtype");
     LinearArgs args{x.data, x.shape[1], weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, weight.columns, weight.rows};
     args.compact = weight.compact.get();
+    args.group_bits = weight.group_bits;
     return args;
 }
 

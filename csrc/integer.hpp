@@ -9,9 +9,6 @@
 // bytes as a float for 4 bits, -128 * sum as an int32 for 8. Records lie in the order in which a tile of rows reads them:
 // [tile][group][row of the tile].
 //
-// Activations that stay as they are lie in the same order, in records of 132 bytes: 32 floats and their sum. Weights are then
-// widened to floats in registers.
-//
 // All integer arithmetic is exact, floats are combined in one order by fused operations: the same bits with and without
 // dot product instructions, for any number of rows.
 #pragma once
@@ -26,7 +23,6 @@ namespace octavo {
 constexpr int kGroup = 32;          // inputs that share a scale
 constexpr int kLine = 64;           // bytes
 constexpr int kRecord = 40;         // bytes of a row's group of activations
-constexpr int kPlainRecord = 132;   // the same as floats
 constexpr int kIntegerColumns = 32; // outputs of a block
 
 // From so many rows on, a tile of 16 rows is full; below, the dots that it computes in vain cost more than it saves.
@@ -42,7 +38,7 @@ struct IntegerLinearArgs {
     const float* residual; // may be null, may be out
     float* out;
     int64_t rows, n, groups, tiles;
-    bool four, plain; // plain: records of floats
+    bool four;
     int64_t out_stride;                      // elements
     int64_t first_row = 0, first_column = 0; // what lies at `out`
     Pieces* pieces = nullptr;
@@ -52,7 +48,7 @@ struct QuantizeArgs {
     const void* x; // [rows, groups * kGroup]
     char* out;     // records
     int64_t rows, groups, tiles;
-    bool x_bf16, four, plain;
+    bool x_bf16, four;
 };
 
 struct IntegerEmbeddingArgs {
@@ -77,8 +73,7 @@ enum class QuantizeProblem { none, not_finite, too_large };
 struct IntegerKernels {
     const char* name;
     int rows_of_tile; // at most; rows are cut into as few tiles as that allows, as equal as possible
-    // Null, or the kernels that are to be used instead, with the same bits, for fewer than kManyRows rows and for activations
-    // as they are.
+    // Null, or the kernels that are to be used instead, with the same bits, for fewer than kManyRows rows.
     const IntegerKernels* (*few)();
 
     void (*linear)(const IntegerLinearArgs&, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1);

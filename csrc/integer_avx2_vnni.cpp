@@ -12,6 +12,7 @@ namespace {
 #include "kernels_math.hpp"
 #include "kernels_pieces.hpp"
 #include "simd_integer_avx2.hpp"
+#include "kernels_groups.hpp"
 #include "kernels_integer.hpp"
 #include "kernels_quantize.hpp"
 // clang-format on

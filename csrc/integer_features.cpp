@@ -46,8 +46,8 @@ bool probe_integer_tiles() {
         const uint16_t one = 0x3C00;
         for (int i = 0; i < kIntegerColumns; ++i) std::memcpy(weight + 16 * kLine + 2 * i, &one, 2);
         for (float& value : x) value = 127.0f;
-        integer_amx()->quantize({x, records, kManyRows, 1, 1, false, false, false}, 0, 1);
-        integer_amx()->linear({records, weight, nullptr, nullptr, out, kManyRows, kIntegerColumns, 1, 1, false, false, kIntegerColumns}, 0, 1, 0, 1);
+        integer_amx()->quantize({x, records, kManyRows, 1, 1, false, false}, 0, 1);
+        integer_amx()->linear({records, weight, nullptr, nullptr, out, kManyRows, kIntegerColumns, 1, 1, false, kIntegerColumns}, 0, 1, 0, 1);
         constexpr float kExpected = 127.0f * kGroup;
         _exit(out[0] == kExpected && out[kManyRows * kIntegerColumns - 1] == kExpected ? 0 : 1);
     }

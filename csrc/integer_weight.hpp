@@ -26,12 +26,14 @@ struct IntegerWeight {
 
     int64_t rows, columns;
     bool four;
-    bool plain_activations = false; // its products take activations as they are
     WeightMemory::Slice memory;
 };
 
-// Copies the blocks [block0, block1) of a source into a weight of its size.
-void pack_integer_blocks(const IntegerSource& source, IntegerWeight& weight, int64_t block0, int64_t block1);
+// Of the blocks of a matrix. Throws std::invalid_argument for sizes out of range.
+int64_t integer_weight_bytes(int64_t rows, int64_t groups, bool four);
+
+// Copies the blocks [block0, block1) of a source to their places among all blocks; gated: as PackArgs has it.
+void pack_integer_blocks(const IntegerSource& source, bool gated, char* blocks, int64_t block0, int64_t block1);
 
 // Quantizes so many groups on up to so many threads of its own.
 QuantizeProblem quantize_groups(const QuantizeWeightsArgs& args, int64_t groups, const IntegerKernels* kernels, int num_threads);

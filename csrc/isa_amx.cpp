@@ -1,6 +1,7 @@
 // Kernels for AVX-512 with BF16, matrix products on AMX tiles. Compiled with that instruction set's flags; called only after cpu_features has found it usable.
 #include <immintrin.h>
 
+#include "integer.hpp"
 #include "kernels.hpp"
 
 namespace octavo {
@@ -15,6 +16,10 @@ namespace {
 #include "amx_tiles_native.hpp"
 #include "simd_compact_avx512.hpp"
 #include "kernels_compact.hpp"
+#include "kernels_groups.hpp"
+#include "simd_integer_avx512.hpp"
+#include "simd_grouped_avx512.hpp"
+#include "kernels_grouped.hpp"
 #include "kernels_amx.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
@@ -26,7 +31,7 @@ constexpr KernelTable amx_table() {
     KernelTable table = make_table("amx", Activation::bf16_padded);
     table.rows_of_chunk = 32 * kTilesAtOnce;
     table.linear_bf16 = linear_amx;
-    return with_compact(table);
+    return with_grouped(with_compact(table));
 }
 
 constexpr KernelTable kTable = amx_table();

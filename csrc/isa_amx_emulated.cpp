@@ -1,5 +1,6 @@
 // Kernels for any processor, matrix products on emulated AMX tiles: tests of that code where there is no AMX.
 
+#include "integer.hpp"
 #include "kernels.hpp"
 
 
@@ -15,6 +16,10 @@ namespace {
 #include "amx_tiles_emulated.hpp"
 #include "simd_compact_generic.hpp"
 #include "kernels_compact.hpp"
+#include "kernels_groups.hpp"
+#include "simd_integer_generic.hpp"
+#include "simd_grouped_generic.hpp"
+#include "kernels_grouped.hpp"
 #include "kernels_amx.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
@@ -26,7 +31,7 @@ constexpr KernelTable amx_table() {
     KernelTable table = make_table("amx_emulated", Activation::bf16_padded);
     table.rows_of_chunk = 32 * kTilesAtOnce;
     table.linear_bf16 = linear_amx;
-    return with_compact(table);
+    return with_grouped(with_compact(table));
 }
 
 constexpr KernelTable kTable = amx_table();

@@ -1,6 +1,7 @@
 // Kernels for AVX-512 with BF16 dot products. Compiled with that instruction set's flags; called only after cpu_features has found it usable.
 #include <immintrin.h>
 
+#include "integer.hpp"
 #include "kernels.hpp"
 
 #define OCTAVO_DOT_BF16
@@ -16,13 +17,18 @@ namespace {
 #include "simd_compact_avx512.hpp"
 #include "kernels_compact.hpp"
 #include "kernels_compact_dot.hpp"
+#include "kernels_groups.hpp"
+#include "simd_integer_avx512.hpp"
+#include "simd_grouped_avx512.hpp"
+#include "kernels_grouped.hpp"
+#include "kernels_grouped_panels.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"
 #include "kernels_table.hpp"
 // clang-format on
 
-constexpr KernelTable kTable = with_compact(make_table("avx512_bf16", Activation::bf16));
+constexpr KernelTable kTable = with_grouped(with_compact(make_table("avx512_bf16", Activation::bf16)));
 
 } // namespace
 

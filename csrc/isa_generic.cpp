@@ -1,5 +1,6 @@
 // Kernels for any processor: the baseline of the compiler and its portable vectors.
 
+#include "integer.hpp"
 #include "kernels.hpp"
 
 
@@ -12,13 +13,18 @@ namespace {
 #include "kernels_pieces.hpp"
 #include "kernels_rows.hpp"
 #include "kernels_linear.hpp"
+#include "kernels_groups.hpp"
+#include "simd_integer_generic.hpp"
+#include "simd_grouped_generic.hpp"
+#include "kernels_grouped.hpp"
+#include "kernels_grouped_panels.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"
 #include "kernels_table.hpp"
 // clang-format on
 
-constexpr KernelTable kTable = make_table("generic", Activation::fp32);
+constexpr KernelTable kTable = with_grouped(make_table("generic", Activation::fp32));
 
 } // namespace
 

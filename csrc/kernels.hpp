@@ -52,6 +52,7 @@ struct LinearArgs {
     const char* after = nullptr; // what is fetched with the last block of a call if no block is; may be null
     Pieces* pieces = nullptr;
     const Compact* compact = nullptr; // of weights in compact blocks
+    int group_bits = 0; // 4 or 8: of weights in groups, see integer.hpp, that are multiplied as bf16 numbers; 0: of others
     bool past_caches = false; // whole vectors of the result, which is then aligned to them, go to memory at once
 };
 
@@ -71,6 +72,7 @@ struct EmbeddingArgs {
     int64_t n, k;
     bool bf16;
     const Compact* compact; // of a table in compact blocks
+    int group_bits;         // of one in groups, or 0
 };
 
 struct NormArgs {
@@ -193,6 +195,10 @@ struct KernelTable {
     // The same of weights in compact blocks. Null: there are to be none.
     void (*linear_compact)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1) = nullptr;
     void (*embedding_compact)(const EmbeddingArgs&, int64_t row0, int64_t row1) = nullptr;
+
+    // The same of weights in groups.
+    void (*linear_grouped)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1) = nullptr;
+    void (*embedding_grouped)(const EmbeddingArgs&, int64_t row0, int64_t row1) = nullptr;
 };
 
 const KernelTable* generic_kernels();

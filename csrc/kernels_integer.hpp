@@ -30,17 +30,6 @@ inline void quantize_group(const Vec (&x)[kGroup / W], char* record, bool four) 
     else __builtin_memcpy(record + kGroup + 4, &sum, sizeof sum);
 }
 
-// The group as it is, and its sum.
-inline void widen_group(const Vec (&x)[kGroup / W], char* record) {
-    Vec sums = vzero();
-    for (int v = 0; v < kGroup / W; ++v) {
-        __builtin_memcpy(record + v * W * 4, &x[v], sizeof(Vec));
-        sums = vadd(sums, x[v]);
-    }
-    const float sum = vsum(sums);
-    __builtin_memcpy(record + kGroup * 4, &sum, sizeof sum);
-}
-
 // Row `row`; the records of its groups are `stride` bytes apart.
 template <bool kBf16> inline void quantize_row(const QuantizeArgs& a, int64_t row, char* record, int64_t stride) {
     int64_t at = row * a.groups * kGroup;
@@ -50,18 +39,16 @@ template <bool kBf16> inline void quantize_row(const QuantizeArgs& a, int64_t ro
             if constexpr (kBf16) values[v] = vload_bf16(static_cast<const uint16_t*>(a.x) + at + v * W);
             else values[v] = vload(static_cast<const float*>(a.x) + at + v * W);
         }
-        if (a.plain) widen_group(values, record);
-        else quantize_group(values, record, a.four);
+        quantize_group(values, record, a.four);
     }
 }
 
 void quantize_rows(const QuantizeArgs& a, int64_t tile0, int64_t tile1) {
     const auto quantize = a.x_bf16 ? quantize_row<true> : quantize_row<false>;
-    const int64_t bytes = a.plain ? kPlainRecord : kRecord;
     for (int64_t tile = tile0; tile < tile1; ++tile) {
         const int64_t row0 = tile_row(a.rows, a.tiles, tile), size = tile_row(a.rows, a.tiles, tile + 1) - row0;
         for (int64_t r = 0; r < size; ++r) {
-            quantize(a, row0 + r, a.out + (row0 * a.groups + r) * bytes, size * bytes);
+            quantize(a, row0 + r, a.out + (row0 * a.groups + r) * kRecord, size * kRecord);
         }
     }
 }
@@ -159,48 +146,6 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
     }
 }
 
-// The same with activations as they are: the dot is a float32 sum.
-template <int R, int V, bool kFour>
-inline __attribute__((always_inline)) void accumulate_plain(Vec (&acc)[R][V], const char* x, const char* w, const char* half) {
-    constexpr int kLines = kFour ? 4 : 8, kVecs = 16 / W, kInputs = kFour ? 8 : 4; // of a word
-    Vec dots[R][V];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) dots[r][v] = vzero();
-    }
-    for (int line = 0; line < kLines; ++line) {
-        Bytes words[V];
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) words[v] = dload(w + (v / kVecs * kLines + line) * kLine + v % kVecs * W * 4);
-        for (int i = 0; i < kInputs; ++i) {
-            const int input = kFour ? (line + i % 2 * 4) * 4 + i / 2 : line * 4 + i;
-            Vec wide[V];
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) {
-                wide[v] = kFour ? dwide4(words[v]) : dwide8(words[v]);
-                words[v] = kFour ? dnext4(words[v]) : dnext8(words[v]);
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const Vec value = vset(float_at(x + r * kPlainRecord + input * 4));
-#pragma GCC unroll 8
-                for (int v = 0; v < V; ++v) dots[r][v] = vfma(value, wide[v], dots[r][v]);
-            }
-        }
-    }
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-        const Vec scale = vload_half(half + v * W * 2);
-        const Vec minimum = kFour ? vload_half(half + (kIntegerColumns + v * W) * 2) : vzero();
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            acc[r][v] = vfma(dots[r][v], scale, acc[r][v]);
-            if (kFour) acc[r][v] = vfma(minimum, vset(float_at(x + r * kPlainRecord + kGroup * 4)), acc[r][v]);
-        }
-    }
-}
-
 inline void store_integer(const IntegerLinearArgs& a, int64_t row, int64_t column, Vec v) {
     int64_t part = min64(W, a.n - column);
     if (part <= 0) return;
@@ -222,9 +167,9 @@ struct TilePass {
 // Times that a tile walks its groups: as often as registers are too narrow for a block.
 constexpr int kPasses = kIntegerColumns / (kIntegerVecs * W);
 
-template <int R, bool kFour, bool kPlain>
+template <int R, bool kFour>
 __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
-    constexpr int V = kIntegerVecs, kLines = kFour ? 4 : 8, kStep = R * (kPlain ? kPlainRecord : kRecord);
+    constexpr int V = kIntegerVecs, kLines = kFour ? 4 : 8, kStep = R * kRecord;
     constexpr int64_t kBytes = kFour ? kGroupBytes4 : kGroupBytes8;
     const bool first = pass.group0 == 0, last = pass.group1 == a.groups;
     const int64_t fetch_bytes = (pass.fetch_bytes + kPasses - 1) / kPasses, later_bytes = (pass.later_bytes + kPasses - 1) / kPasses;
@@ -243,8 +188,7 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
         for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
             for (fetch_end += fetch_bytes; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
             for (later_end += later_bytes; later < later_end; later += kLine) __builtin_prefetch(later, 0, 2);
-            if constexpr (kPlain) accumulate_plain<R, V, kFour>(acc, x, w + at, w + half);
-            else accumulate_group<R, V, kFour>(acc, x, w + at, w + half);
+            accumulate_group<R, V, kFour>(acc, x, w + at, w + half);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -261,13 +205,11 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
 typedef void (*IntegerTile)(const IntegerLinearArgs&, const TilePass&);
 
 struct IntegerTiles {
-    IntegerTile of[2][2][kIntegerRows + 1]{}; // [4 bits][plain activations][rows]
+    IntegerTile of[2][kIntegerRows + 1]{}; // [4 bits][rows]
     template <int R> constexpr void fill() {
         if constexpr (R > 0) {
-            of[0][0][R] = integer_tile<R, false, false>;
-            of[0][1][R] = integer_tile<R, false, true>;
-            of[1][0][R] = integer_tile<R, true, false>;
-            of[1][1][R] = integer_tile<R, true, true>;
+            of[0][R] = integer_tile<R, false>;
+            of[1][R] = integer_tile<R, true>;
             fill<R - 1>();
         }
     }
@@ -306,7 +248,7 @@ inline void fetch_later(Pieces* pieces, PieceLeft& left, TilePass& pass) {
 // A tile that is alone and walks its groups once reads them as they come.
 void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block, PieceLeft& left) {
     alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
-    const IntegerTile* kernels = kIntegerTiles.of[a.four][a.plain];
+    const IntegerTile* kernels = kIntegerTiles.of[a.four];
     const int64_t tiles = tile1 - tile0, row0 = tile_row(a.rows, a.tiles, tile0);
     const int64_t group_bytes = a.four ? kGroupBytes4 : kGroupBytes8;
     const int64_t largest = (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / group_bytes;
@@ -339,20 +281,9 @@ void linear_integer(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
 }
 
 void embedding_integer(const IntegerEmbeddingArgs& a, int64_t row0, int64_t row1) {
-    const int64_t bytes = a.four ? kGroupBytes4 : kGroupBytes8, lines = a.four ? 4 : 8;
+    const int64_t block_bytes = a.groups * (a.four ? kGroupBytes4 : kGroupBytes8);
     for (int64_t r = row0; r < row1; ++r) {
-        const int64_t n = a.ids[r], column = n % kIntegerColumns;
-        const char* group = a.table + n / kIntegerColumns * a.groups * bytes;
-        float* out = a.out + r * a.groups * kGroup;
-        for (int64_t g = 0; g < a.groups; ++g, group += bytes, out += kGroup) {
-            const char* values = group + column / 16 * lines * kLine + column % 16 * 4;
-            const char* half = group + 2 * lines * kLine + column * 2;
-            const float scale = half_to_float(half), minimum = a.four ? half_to_float(half + 2 * kIntegerColumns) : 0.0f;
-            for (int i = 0; i < kGroup; ++i) {
-                const uint8_t byte = static_cast<uint8_t>(values[i / 4 % lines * kLine + i % 4]);
-                if (a.four) out[i] = static_cast<float>(i < kGroup / 2 ? byte & 15 : byte >> 4) * scale + minimum;
-                else out[i] = static_cast<float>(byte - 128) * scale;
-            }
-        }
+        const int64_t n = a.ids[r];
+        read_grouped_column(a.table + n / kIntegerColumns * block_bytes, n % kIntegerColumns, a.groups, a.four, a.out + r * a.groups * kGroup);
     }
 }

@@ -12,13 +12,6 @@ inline Dots dadd(Dots a, Dots b) { return _mm256_add_epi32(a, b); }
 inline Bytes dload(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline Bytes dlow(Bytes b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
 inline Bytes dhigh(Bytes b) { return _mm256_and_si256(_mm256_srli_epi16(b, 4), _mm256_set1_epi8(15)); }
-// The lowest 4 or 8 bits of each word, 8 bits as value + 128, and the bits above them.
-inline Vec dwide4(Bytes b) { return _mm256_cvtepi32_ps(_mm256_and_si256(b, _mm256_set1_epi32(15))); }
-inline Vec dwide8(Bytes b) {
-    return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(b, _mm256_set1_epi32(255)), _mm256_set1_epi32(128)));
-}
-inline Bytes dnext4(Bytes b) { return _mm256_srli_epi32(b, 4); }
-inline Bytes dnext8(Bytes b) { return _mm256_srli_epi32(b, 8); }
 inline Vec dfloat(Dots d) { return _mm256_cvtepi32_ps(d); }
 inline Vec vload_half(const char* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline void vstore_half(char* p, Vec v) {

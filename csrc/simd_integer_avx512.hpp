@@ -12,13 +12,6 @@ inline Dots dadd(Dots a, Dots b) { return _mm512_add_epi32(a, b); }
 inline Bytes dload(const char* p) { return _mm512_loadu_si512(p); }
 inline Bytes dlow(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
 inline Bytes dhigh(Bytes b) { return _mm512_and_si512(_mm512_srli_epi16(b, 4), _mm512_set1_epi8(15)); }
-// The lowest 4 or 8 bits of each word, 8 bits as value + 128, and the bits above them.
-inline Vec dwide4(Bytes b) { return _mm512_cvtepi32_ps(_mm512_and_si512(b, _mm512_set1_epi32(15))); }
-inline Vec dwide8(Bytes b) {
-    return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_and_si512(b, _mm512_set1_epi32(255)), _mm512_set1_epi32(128)));
-}
-inline Bytes dnext4(Bytes b) { return _mm512_srli_epi32(b, 4); }
-inline Bytes dnext8(Bytes b) { return _mm512_srli_epi32(b, 8); }
 inline Vec dfloat(Dots d) { return _mm512_cvtepi32_ps(d); }
 inline Vec vload_half(const char* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline void vstore_half(char* p, Vec v) {

@@ -17,11 +17,6 @@ inline Bytes dload(const char* p) {
 }
 inline Bytes dlow(Bytes b) { return b & 0x0F0F0F0Fu; }
 inline Bytes dhigh(Bytes b) { return (b >> 4) & 0x0F0F0F0Fu; }
-// The lowest 4 or 8 bits of each word, 8 bits as value + 128, and the bits above them.
-inline Vec dwide4(Bytes b) { return __builtin_convertvector(reinterpret_cast<Dots>(b & 15u), Vec); }
-inline Vec dwide8(Bytes b) { return __builtin_convertvector(reinterpret_cast<Dots>(b & 255u) - 128, Vec); }
-inline Bytes dnext4(Bytes b) { return b >> 4; }
-inline Bytes dnext8(Bytes b) { return b >> 8; }
 inline Vec dfloat(Dots d) { return __builtin_convertvector(d, Vec); }
 inline Vec vload_half(const char* p) {
     return Vec{half_to_float(p), half_to_float(p + 2), half_to_float(p + 4), half_to_float(p + 6)};

@@ -137,8 +137,8 @@ class Ops(Protocol):
         zeros; one that is not finite makes the row NaN. An output is the sum over groups, in order, in float32, of
         (dot(q, values) * weight scale) * scale, in Int4Group then also of minimum * (scale * sum(q)); dots are exact.
 
-        A backend made with ``quantized_activations=False`` leaves x as it is: the sum is then of dot(x, values) * weight scale,
-        and of minimum * sum(x), all in float32."""
+        A backend made with ``quantized_activations=False`` leaves x as it is, and the weight stands for the dense matrix that
+        ``Layout.dequantize`` gives: results are those of that matrix, bit for bit."""
         ...
 
     def rms_norm(self, x: Array, weight: Array, *, eps: float) -> Array:

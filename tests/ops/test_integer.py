@@ -30,10 +30,8 @@ KERNELS = [
 
 
 @cache
-def device(isa: str, kernels: str = "auto", dtype: str = "bfloat16", threads: int = 2, quantized: bool = True) -> CpuBackend:
-    return CpuBackend(
-        compute_dtype=dtype, isa=isa, num_threads=threads, integer_kernels=kernels, quantized_activations=quantized
-    )
+def device(isa: str, kernels: str = "auto", dtype: str = "bfloat16", threads: int = 2) -> CpuBackend:
+    return CpuBackend(compute_dtype=dtype, isa=isa, num_threads=threads, integer_kernels=kernels)
 
 
 def random_weight(seed: int, kind: str, n: int, groups: int) -> Integer:
@@ -59,18 +57,17 @@ def size_of_sums(x: np.ndarray, weight: Integer) -> np.ndarray:
 
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("quantized", [True, False])
 @settings(max_examples=25, deadline=None)
 @given(seed=SEEDS, m=st.integers(0, 500), groups=GROUPS, n=st.integers(1, 400), spoilt=st.booleans())
 def test_linear_argmax_is_linear_and_its_argmax(
-    isa: str, kernels: str, kind: str, quantized: bool, seed: int, m: int, groups: int, n: int, spoilt: bool
+    isa: str, kernels: str, kind: str, seed: int, m: int, groups: int, n: int, spoilt: bool
 ) -> None:
     weight, x = random_weight(seed, kind, n, groups), act(normal(seed + 1, m, groups * GROUP), "bfloat16")
     if spoilt and m:
         x[seed % m, 0] = np.nan
         x[seed // 7 % m] = 0  # every output the same
     for threads in (1, 2, 3):
-        backend = device(isa, kernels, threads=threads, quantized=quantized)
+        backend = device(isa, kernels, threads=threads)
         packed = backend.weight(weight)
         found = backend.ops.linear_argmax(x, packed)
         logits, allowed = np.array(backend.ops.linear(x, packed)), some_allowed(seed, m, n)
@@ -81,14 +78,12 @@ def test_linear_argmax_is_linear_and_its_argmax(
 
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("quantized", [True, False])
 @settings(max_examples=25, deadline=None)
 @given(seed=SEEDS, m=ROWS, groups=GROUPS, n=COLUMNS, bias=st.booleans(), residual=st.booleans(), dtype=st.sampled_from(DTYPES))
 def test_linear_is_what_the_reference_computes(
     isa: str,
     kernels: str,
     kind: str,
-    quantized: bool,
     seed: int,
     m: int,
     groups: int,
@@ -101,8 +96,8 @@ def test_linear_is_what_the_reference_computes(
     x = act(normal(seed + 1, m, groups * GROUP), dtype)
     b = normal(seed + 2, n) if bias else None
     r = normal(seed + 3, m, n) if residual else None
-    reference = ReferenceBackend(compute_dtype=dtype, quantized_activations=quantized)
-    backend = device(isa, kernels, dtype, quantized=quantized)
+    reference = ReferenceBackend(compute_dtype=dtype)
+    backend = device(isa, kernels, dtype)
     expected = reference.ops.linear(x, reference.weight(weight), bias=b, residual=r)
     actual = backend.ops.linear(x, backend.weight(weight), bias=b, residual=None if r is None else r.copy())
     assert (np.abs(actual - expected) <= 1e-6 * (size_of_sums(x, weight) + 4)).all()
@@ -110,11 +105,10 @@ def test_linear_is_what_the_reference_computes(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("quantized", [True, False])
 @settings(max_examples=15, deadline=None)
 @given(seed=SEEDS, m=ROWS, groups=GROUPS, n=COLUMNS, data=st.data())
 def test_a_row_depends_on_nothing_else(
-    isa: str, kind: str, quantized: bool, seed: int, m: int, groups: int, n: int, data: st.DataObject
+    isa: str, kind: str, seed: int, m: int, groups: int, n: int, data: st.DataObject
 ) -> None:
     weight = random_weight(seed, kind, n, groups)
     row = normal(seed + 1, 1, groups * GROUP).astype(BF16)
@@ -126,7 +120,7 @@ def test_a_row_depends_on_nothing_else(
         if kernels == "generic" and isa not in ("generic", "amx_emulated"):
             continue
         for threads in (1, 2):
-            backend = device(isa, kernels, threads=threads, quantized=quantized)
+            backend = device(isa, kernels, threads=threads)
             packed = backend.weight(weight)
             results.append(backend.to_host(backend.ops.linear(row, packed)))
             results.append(backend.to_host(backend.ops.linear(others, packed))[place : place + 1])
@@ -136,9 +130,8 @@ def test_a_row_depends_on_nothing_else(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("groups", [18, 50])
-@pytest.mark.parametrize("quantized", [True, False])
-def test_rows_keep_their_bits_at_every_batch_size(isa: str, kind: str, groups: int, quantized: bool) -> None:
-    backend = device(isa, quantized=quantized)
+def test_rows_keep_their_bits_at_every_batch_size(isa: str, kind: str, groups: int) -> None:
+    backend = device(isa)
     packed = backend.weight(random_weight(1, kind, 500, groups))
     x = normal(2, 400, groups * GROUP).astype(BF16)
     whole = backend.to_host(backend.ops.linear(x, packed))
@@ -161,11 +154,10 @@ def test_embedding_is_a_dequantized_row(isa: str, kernels: str, kind: str, seed:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("quantized", [True, False])
-def test_many_groups_in_several_passes_are_what_the_reference_computes(isa: str, kind: str, quantized: bool) -> None:
+def test_many_groups_in_several_passes_are_what_the_reference_computes(isa: str, kind: str) -> None:
     weight, x = random_weight(4, kind, 70, 131), normal(5, 230, 131 * GROUP)
-    reference = ReferenceBackend(quantized_activations=quantized)
-    backend = device(isa, dtype="float32", quantized=quantized)
+    reference = ReferenceBackend()
+    backend = device(isa, dtype="float32")
     expected = reference.ops.linear(x, reference.weight(weight))
     found = np.array(backend.ops.linear(x, backend.weight(weight)))
     assert (np.abs(found - expected) <= 1e-6 * (size_of_sums(x, weight) + 4)).all()
@@ -178,8 +170,10 @@ def test_activations_that_stay_as_they_are_cost_no_accuracy(isa: str, kernels: s
     weight = quantize_int4(plain) if kind == "int4" else quantize_int8(plain)
     exact = x.astype(np.float64) @ weight.dequantize().T.astype(np.float64)
     errors = []
-    for quantized in (True, False):
-        backend = device(isa, kernels, "float32", quantized=quantized)
+    for backend in (
+        device(isa, kernels, "float32"),
+        CpuBackend(compute_dtype="float32", isa=isa, quantized_activations=False),
+    ):
         errors.append(np.abs(np.array(backend.ops.linear(x, backend.weight(weight))) - exact).std() / exact.std())
     assert errors[1] < 1e-6 < 1e-3 < errors[0] < 0.008
 
@@ -206,35 +200,32 @@ def test_activations_are_quantized_as_defined(isa: str, kernels: str, seed: int,
 
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("quantized", [True, False])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_row_with_what_is_no_number_is_none(isa: str, kernels: str, kind: str, quantized: bool, bad: float) -> None:
+def test_a_row_with_what_is_no_number_is_none(isa: str, kernels: str, kind: str, bad: float) -> None:
     x = normal(3, 9, 64)
     x[4, 40] = bad
-    backends: list[Any] = [device(isa, kernels, "float32", quantized=quantized)]
-    backends.append(ReferenceBackend(quantized_activations=quantized))
+    backends: list[Any] = [device(isa, kernels, "float32"), ReferenceBackend()]
     for backend in backends:
         with np.errstate(invalid="ignore"):
             result = np.array(backend.ops.linear(x, backend.weight(random_weight(1, kind, 40, 2))))
-        assert not np.isfinite(result[4]).any()
-        assert np.isnan(result[4]).all() or not quantized
+        assert np.isnan(result[4]).all()
         assert np.isfinite(np.delete(result, 4, axis=0)).all()
 
 
 def test_arrays_that_do_not_belong_together_are_refused() -> None:
     native = _native.Device("auto", 1, cores=[], act_bfloat16=True, bfloat16=BF16)
     values, scales = np.zeros((4, 64), np.int8), np.zeros((4, 2), np.uint16)
-    native.pack_int8(values, scales, quantized_activations=True)
+    native.pack_int8(values, scales)
     for wrong in (scales[:3], np.zeros((4, 3), np.uint16)):
         with pytest.raises(ValueError, match="one scale for each group"):
-            native.pack_int8(values, wrong, quantized_activations=True)
+            native.pack_int8(values, wrong)
         with pytest.raises(ValueError, match="one scale for each group"):
-            native.pack_int4(np.zeros((4, 32), np.uint8), scales, wrong, quantized_activations=True)
+            native.pack_int4(np.zeros((4, 32), np.uint8), scales, wrong)
     with pytest.raises(ValueError, match="groups of 32"):
-        native.pack_int8(np.zeros((4, 63), np.int8), scales, quantized_activations=True)
+        native.pack_int8(np.zeros((4, 63), np.int8), scales)
     with pytest.raises(TypeError):
-        native.pack_int8(values.astype(np.uint8), scales, quantized_activations=True)
-    packed = native.pack_int8(values, scales, quantized_activations=True)
+        native.pack_int8(values.astype(np.uint8), scales)
+    packed = native.pack_int8(values, scales)
     assert (packed.rows, packed.columns, packed.num_bytes) == (4, 64, 2 * 1088)
     with pytest.raises(ValueError, match="one column for each input"):
         native.linear(np.zeros((1, 32), BF16), packed, None, None)

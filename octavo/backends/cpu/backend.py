@@ -15,7 +15,7 @@ from octavo.backends.cpu.memory import available_memory
 from octavo.backends.cpu.ops import CpuOps
 from octavo.backends.cpu.recorded import RecordedForward
 from octavo.backends.cpu.topology import cores_to_pin, default_threads
-from octavo.quant.layouts import Int4Group, Int8Group, Layout
+from octavo.quant.layouts import Dense, Int8Group, Layout
 
 if TYPE_CHECKING:
     from octavo import _native
@@ -44,7 +44,8 @@ class CpuBackend:
         isa: "auto" for the most capable usable instruction set, or one of ``_native.cpu_features()``; "amx_emulated" computes
             as "amx" would, slowly, on any machine.
         integer_kernels: "auto", or one of ``_native.integer_kernels(isa)``; all of an instruction set give the same bits.
-        quantized_activations: products with integer weights take activations in 8 bits; False: as they are.
+        quantized_activations: products with integer weights take activations in 8 bits; False: as they are, and the results are
+            those of the dequantized matrix.
         num_threads: None: one for each core that affinity and control group allow.
 
     Raises:
@@ -86,19 +87,22 @@ class CpuBackend:
     def weight(self, layout: Layout, *, gated: bool = False) -> "_native.PackedWeight | _native.IntegerWeight":
         """Packed for ``linear`` and ``embedding``, or for ``gated_linear``; a dense one is rounded to the compute dtype. The
         layout is not kept."""
-        if isinstance(layout, Int8Group):
-            values, scales = np.ascontiguousarray(layout.values), _halves(layout.scales)
-            return self._device.pack_int8(values, scales, quantized_activations=self._quantized_activations)
-        if isinstance(layout, Int4Group):
-            return self._device.pack_int4(
-                np.ascontiguousarray(layout.packed),
-                _halves(layout.scales),
-                _halves(layout.minimums),
-                quantized_activations=self._quantized_activations,
-            )
-        # Other sizes, and integer layouts, are multiplied first and pass their gates in an op of its own.
+        # Other sizes, and products with activations in 8 bits, are multiplied first and pass their gates in an op of its own.
         fused = gated and layout.shape[0] % (2 * _COLUMN_BLOCK) == 0
-        return self._device.pack(np.ascontiguousarray(layout.array), gated=fused)
+        if isinstance(layout, Dense):
+            return self._device.pack(np.ascontiguousarray(layout.array), gated=fused)
+        if not self._quantized_activations and self.compute_dtype != "bfloat16":
+            return self._device.pack(layout.dequantize(), gated=fused)
+        scales = np.ascontiguousarray(layout.scales).view(np.uint16)
+        if isinstance(layout, Int8Group):
+            values = np.ascontiguousarray(layout.values)
+            if self._quantized_activations:
+                return self._device.pack_int8(values, scales)
+            return self._device.pack_grouped(values, scales, gated=fused)
+        packed, minimums = np.ascontiguousarray(layout.packed), np.ascontiguousarray(layout.minimums).view(np.uint16)
+        if self._quantized_activations:
+            return self._device.pack_int4(packed, scales, minimums)
+        return self._device.pack_grouped(packed, scales, minimums, gated=fused)
 
     def tensor(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array, np.int32 if array.dtype.kind in "iu" else np.float32)
@@ -124,11 +128,6 @@ class CpuBackend:
 
     def available_memory(self) -> int:
         return available_memory()
-
-
-def _halves(numbers: np.ndarray) -> np.ndarray:
-    """float16 as the native module takes it: uint16."""
-    return np.ascontiguousarray(numbers).view(np.uint16)
 
 
 def _check_dtype(name: str, dtype: str, known: tuple[str, ...]) -> None:

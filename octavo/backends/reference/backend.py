@@ -47,9 +47,10 @@ class ReferenceBackend:
         return f"reference, numpy {np.__version__}, {self.compute_dtype}"
 
     def weight(self, layout: Layout, *, gated: bool = False) -> np.ndarray | IntegerWeight:
-        """A dense matrix in float32, rounded to the compute dtype; an integer one as it is. One that is gated is no other."""
-        if not isinstance(layout, Dense):
-            return IntegerWeight.of(layout, quantized_activations=self._quantized_activations)
+        """A matrix in float32, rounded to the compute dtype; as it is if its products take activations in 8 bits. One that is
+        gated is no other."""
+        if not isinstance(layout, Dense) and self._quantized_activations:
+            return IntegerWeight.of(layout)
         rounded: np.ndarray = layout.dequantize().astype(DTYPES[self.compute_dtype]).astype(np.float32)
         return rounded
 

@@ -1,8 +1,7 @@
 """Products with integer weights: what ``Ops.linear`` means there.
 
-Knows arrays and integer layouts only. With quantized activations all is exact but the float32 sum over groups: dots are
-computed as float32 products of matrices, in which every partial sum is a whole number below 2^24. With activations as they are,
-each row has a product of its own, so that the row contract holds by construction.
+Knows arrays and integer layouts only. All is exact but the float32 sum over groups: dots are computed as float32 products of
+matrices, in which every partial sum is a whole number below 2^24.
 """
 
 from dataclasses import dataclass
@@ -22,17 +21,15 @@ class IntegerWeight:
     values: np.ndarray
     scales: np.ndarray
     minimums: np.ndarray | None
-    quantized_activations: bool
 
     @classmethod
-    def of(cls, layout: Integer, *, quantized_activations: bool) -> "IntegerWeight":
+    def of(cls, layout: Integer) -> "IntegerWeight":
         rows, columns = layout.shape
         grouped = layout.values.reshape(rows, columns // GROUP, GROUP)
         return cls(
             np.ascontiguousarray(grouped.swapaxes(0, 1), np.float32),
             np.ascontiguousarray(layout.scales.T, np.float32),
             np.ascontiguousarray(layout.minimums.T, np.float32) if isinstance(layout, Int4Group) else None,
-            quantized_activations,
         )
 
     @property
@@ -67,10 +64,6 @@ def quantize_groups(grouped: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def linear(x: np.ndarray, weight: IntegerWeight) -> np.ndarray:
     """float32[T, K] -> float32[T, N]"""
     out = np.zeros((x.shape[0], weight.shape[0]), np.float32)
-    if not weight.quantized_activations:
-        for row, result in zip(x.reshape(x.shape[0], -1, GROUP, 1), out, strict=True):
-            _add_groups(result, (weight.values @ row)[..., 0], row.sum(axis=(1, 2)), weight)
-        return out
     quants, scales = quantize_activations(x)
     sums = quants.sum(axis=2)
     for group, values in enumerate(weight.values):
@@ -79,11 +72,3 @@ def linear(x: np.ndarray, weight: IntegerWeight) -> np.ndarray:
         if weight.minimums is not None:
             out += weight.minimums[group] * (scale * sums[:, group, None])
     return out
-
-
-def _add_groups(out: np.ndarray, dots: np.ndarray, sums: np.ndarray, weight: IntegerWeight) -> None:
-    """Adds one row's products in place: ``dots`` float32[groups, N], ``sums`` float32[groups]."""
-    for group, dot in enumerate(dots):
-        out += dot * weight.scales[group]
-        if weight.minimums is not None:
-            out += weight.minimums[group] * sums[group]
