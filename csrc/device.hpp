@@ -135,6 +135,7 @@ private:
     nb::object open_output(Args& args, const Array& in, const Weight& weight, nb::handle bias, nb::handle residual);
     // The arguments of a product of x that are known beforehand.
     LinearArgs product_of(const Array& x, const PackedWeight& weight) const;
+    void place_integers(const IntegerSource& source, bool gated, char* blocks);
     // For bodies: packs in compact blocks. False: there would be too many exceptions, and nothing is packed.
     bool pack_compact(const PackArgs& args, PackedWeight& weight);
     // Memory for the form of x that the kernel wants, where x has another.

@@ -107,11 +107,15 @@ void pack_integer_blocks(const IntegerSource& source, bool gated, char* blocks, 
 
 std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source) {
     auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.four(), weights_);
+    place_integers(source, false, weight->memory.data());
+    return weight;
+}
+
+void Device::place_integers(const IntegerSource& source, bool gated, char* blocks) {
     run([&] {
         over_units(divide_up(source.rows, kIntegerColumns),
-                   [&](int64_t block, int) { pack_integer_blocks(source, false, weight->memory.data(), block, block + 1); });
+                   [&](int64_t block, int) { pack_integer_blocks(source, gated, blocks, block, block + 1); });
     });
-    return weight;
 }
 
 nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table) {
@@ -136,7 +140,8 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     const Array in = read(x, "x", act(), 2);
     const Size rows = rows_of(in);
     const int64_t groups = weight.columns / kGroup;
-    IntegerLinearArgs args{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, weight.rows};
+    IntegerLinearArgs args{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four,
+                           weight.rows};
     nb::object out = open_output(args, in, weight, bias, residual);
     const auto records = scratch(rows.capacity * groups * kRecord);
     args.x = records.data();
@@ -166,7 +171,8 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     const auto records = scratch(rows.capacity * groups * kRecord);
     const auto sums = scratch(pool_.size() * most_rows * kIntegerColumns * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
-    IntegerLinearArgs args{records.data(), weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, kIntegerColumns};
+    IntegerLinearArgs args{records.data(), weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four,
+                           kIntegerColumns};
     QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four};
     follow({}); // what it reads first is not worth knowing: blocks are small
     issue([this, args, quantize, rows, bits, most_rows, own = reinterpret_cast<float*>(sums.data()), memory = bests.data(),

@@ -87,10 +87,7 @@ std::unique_ptr<PackedWeight> Device::pack_grouped(const IntegerSource& source, 
     check_gates(source.rows, gated);
     const int64_t bytes = integer_weight_bytes(source.rows, source.groups, source.four());
     auto weight = std::make_unique<PackedWeight>(source.rows, source.groups * kGroup, source.four() ? 4 : 8, gated, weights_.take(bytes));
-    run([&] {
-        over_units(divide_up(source.rows, kIntegerColumns),
-                   [&](int64_t block, int) { pack_integer_blocks(source, gated, weight->memory.data(), block, block + 1); });
-    });
+    place_integers(source, gated, weight->memory.data());
     return weight;
 }
 

@@ -124,7 +124,7 @@ struct GroupedTiles {
 
 constexpr GroupedTiles kGroupedTiles;
 
-template <bool kFour> void multiply_grouped(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block) {
+template <bool kFour> void multiply_panels(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block) {
     alignas(64) float sums[kRowsAtOnce * kColumnBlock];
     alignas(64) uint16_t numbers[kPanelGroups * 2 * kTileElements];
     const int64_t groups = a.k / kGroup, tiles = (row1 - row0 + kLinearRows - 1) / kLinearRows;
@@ -152,16 +152,10 @@ template <bool kFour> void multiply_few(const LinearArgs& a, int64_t row0, int64
 }
 
 void linear_grouped(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
-    if (row1 - row0 > 0 && row1 - row0 <= kRowsInRegisters) {
-        for (int64_t block = block0; block < block1; ++block) {
-            (a.group_bits == 4 ? multiply_few<true> : multiply_few<false>)(a, row0, row1, block);
-        }
-        return;
-    }
+    const bool four = a.group_bits == 4, few = row1 - row0 <= kRowsInRegisters;
+    const auto multiply = few ? four ? multiply_few<true> : multiply_few<false> : four ? multiply_panels<true> : multiply_panels<false>;
     for (int64_t row = row0; row < row1; row += kRowsAtOnce) {
-        for (int64_t block = block0; block < block1; ++block) {
-            (a.group_bits == 4 ? multiply_grouped<true> : multiply_grouped<false>)(a, row, min64(row1, row + kRowsAtOnce), block);
-        }
+        for (int64_t block = block0; block < block1; ++block) multiply(a, row, min64(row1, row + kRowsAtOnce), block);
     }
     if (a.past_caches) vstream_end();
 }
