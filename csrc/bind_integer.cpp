@@ -86,14 +86,23 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
     const auto values = "values"_a.noconvert(), packed = "packed"_a.noconvert(), scales = "scales"_a.noconvert(),
                minimums = "minimums"_a.noconvert();
     device
-        .def("pack_int8", [](Device& d, Matrix<int8_t> v, Matrix<uint16_t> s) { return d.pack_integer(read_int8(v, s)); }, values, scales)
-        .def("pack_int4", [](Device& d, Matrix<uint8_t> p, Matrix<uint16_t> s, Matrix<uint16_t> m) { return d.pack_integer(read_int4(p, s, m)); },
-             packed, scales, minimums)
-        .def("pack_grouped", [](Device& d, Matrix<int8_t> v, Matrix<uint16_t> s, bool gated) { return d.pack_grouped(read_int8(v, s), gated); },
-             values, scales, nb::kw_only(), "gated"_a = false)
-        .def("pack_grouped", [](Device& d, Matrix<uint8_t> p, Matrix<uint16_t> s, Matrix<uint16_t> m,
-                                bool gated) { return d.pack_grouped(read_int4(p, s, m), gated); },
-             packed, scales, minimums, nb::kw_only(), "gated"_a = false)
+        .def(
+            "pack_int8", [](Device& d, Matrix<int8_t> v, Matrix<uint16_t> s) { return d.pack_integer(read_int8(v, s)); }, values,
+            scales)
+        .def(
+            "pack_int4",
+            [](Device& d, Matrix<uint8_t> p, Matrix<uint16_t> s, Matrix<uint16_t> m) { return d.pack_integer(read_int4(p, s, m)); },
+            packed, scales, minimums)
+        .def(
+            "pack_grouped",
+            [](Device& d, Matrix<int8_t> v, Matrix<uint16_t> s, bool gated) { return d.pack_grouped(read_int8(v, s), gated); },
+            values, scales, nb::kw_only(), "gated"_a = false)
+        .def(
+            "pack_grouped",
+            [](Device& d, Matrix<uint8_t> p, Matrix<uint16_t> s, Matrix<uint16_t> m, bool gated) {
+                return d.pack_grouped(read_int4(p, s, m), gated);
+            },
+            packed, scales, minimums, nb::kw_only(), "gated"_a = false)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
         .def("linear", &Device::linear_integer, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none())
         .def("linear_argmax", &Device::linear_argmax_integer, "x"_a, "weight"_a, "allowed"_a.none() = nb::none());

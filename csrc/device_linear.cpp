@@ -86,7 +86,8 @@ std::unique_ptr<PackedWeight> Device::pack_grouped(const IntegerSource& source, 
     check(act_bf16_, "weights in groups are multiplied as bfloat16 numbers");
     check_gates(source.rows, gated);
     const int64_t bytes = integer_weight_bytes(source.rows, source.groups, source.four());
-    auto weight = std::make_unique<PackedWeight>(source.rows, source.groups * kGroup, source.four() ? 4 : 8, gated, weights_.take(bytes));
+    auto weight = std::make_unique<PackedWeight>(source.rows, source.groups * kGroup, source.four() ? 4 : 8, gated,
+                                                 weights_.take(bytes));
     place_integers(source, gated, weight->memory.data());
     return weight;
 }
@@ -135,7 +136,9 @@ nb::object Device::embedding(nb::handle ids, const PackedWeight& table) {
     issue([this, args, rows] {
         const int64_t count = rows.now();
         check_range("token id", args.ids, count, 0, args.n);
-        auto kernel = args.group_bits ? kernels_->embedding_grouped : args.compact ? kernels_->embedding_compact : kernels_->embedding;
+        auto kernel = args.group_bits ? kernels_->embedding_grouped
+                      : args.compact  ? kernels_->embedding_compact
+                                      : kernels_->embedding;
         over_rows(count, count * args.k * 4, [&](int64_t r0, int64_t r1) { kernel(args, r0, r1); });
     });
     return out.array;

@@ -31,7 +31,8 @@ void embedding_grouped(const EmbeddingArgs& a, int64_t row0, int64_t row1) {
     for (int64_t r = row0; r < row1; ++r) {
         const int64_t n = a.ids[r], block_bytes = a.k / kGroup * (four ? kGroupBytes4 : kGroupBytes8);
         float* out = a.out + r * a.k;
-        read_grouped_column(static_cast<const char*>(a.table) + n / kColumnBlock * block_bytes, n % kColumnBlock, a.k / kGroup, four, out);
+        const char* block = static_cast<const char*>(a.table) + n / kColumnBlock * block_bytes;
+        read_grouped_column(block, n % kColumnBlock, a.k / kGroup, four, out);
         for (int64_t k = 0; k < a.k; ++k) out[k] = from_bf16(to_bf16(out[k]));
     }
 }

@@ -58,7 +58,8 @@ __attribute__((noinline)) void tile_in_registers(const LinearArgs& a, int64_t ro
                         pairs[0][v] = both[0];
                         pairs[1][v] = both[1];
                     }
-                    for (int i = 0; i < 2; ++i) accumulate_numbers<R, V>(acc, x, k + (kHigh ? kGroup / 2 : 0) + line * 4 + i * 2, pairs[i]);
+                    const int64_t input = k + (kHigh ? kGroup / 2 : 0) + line * 4;
+                    for (int i = 0; i < 2; ++i) accumulate_numbers<R, V>(acc, x, input + i * 2, pairs[i]);
                 }
             };
             multiply.template operator()<false>();
@@ -153,7 +154,8 @@ template <bool kFour> void multiply_few(const LinearArgs& a, int64_t row0, int64
 
 void linear_grouped(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
     const bool four = a.group_bits == 4, few = row1 - row0 <= kRowsInRegisters;
-    const auto multiply = few ? four ? multiply_few<true> : multiply_few<false> : four ? multiply_panels<true> : multiply_panels<false>;
+    const auto multiply = four ? (few ? multiply_few<true> : multiply_panels<true>)
+                               : (few ? multiply_few<false> : multiply_panels<false>);
     for (int64_t row = row0; row < row1; row += kRowsAtOnce) {
         for (int64_t block = block0; block < block1; ++block) multiply(a, row, min64(row1, row + kRowsAtOnce), block);
     }

@@ -1,5 +1,5 @@
-// Reading weights in groups that share a scale one by one; see integer.hpp. Included inside the instruction set's own namespace, after
-// kernels_math.hpp.
+// Reading weights in groups that share a scale one by one; see integer.hpp. Included inside the instruction set's own namespace,
+// after kernels_math.hpp.
 
 // A column of a block, dequantized: exact but for the last rounding.
 inline void read_grouped_column(const char* block, int64_t column, int64_t groups, bool four, float* out) {

@@ -284,6 +284,7 @@ void embedding_integer(const IntegerEmbeddingArgs& a, int64_t row0, int64_t row1
     const int64_t block_bytes = a.groups * (a.four ? kGroupBytes4 : kGroupBytes8);
     for (int64_t r = row0; r < row1; ++r) {
         const int64_t n = a.ids[r];
-        read_grouped_column(a.table + n / kIntegerColumns * block_bytes, n % kIntegerColumns, a.groups, a.four, a.out + r * a.groups * kGroup);
+        const char* block = a.table + n / kIntegerColumns * block_bytes;
+        read_grouped_column(block, n % kIntegerColumns, a.groups, a.four, a.out + r * a.groups * kGroup);
     }
 }
