@@ -31,7 +31,7 @@ constexpr KernelTable amx_table() {
     KernelTable table = make_table("amx", Activation::bf16_padded);
     table.rows_of_chunk = 32 * kTilesAtOnce;
     table.linear_bf16 = linear_amx;
-    return with_grouped(with_compact(table));
+    return with_compact(table);
 }
 
 constexpr KernelTable kTable = amx_table();

@@ -25,7 +25,7 @@ namespace {
 #include "kernels_table.hpp"
 // clang-format on
 
-constexpr KernelTable kTable = with_grouped(make_table("avx512", Activation::fp32));
+constexpr KernelTable kTable = make_table("avx512", Activation::fp32);
 
 } // namespace
 

@@ -28,7 +28,7 @@ namespace {
 #include "kernels_table.hpp"
 // clang-format on
 
-constexpr KernelTable kTable = with_grouped(with_compact(make_table("avx512_bf16", Activation::bf16)));
+constexpr KernelTable kTable = with_compact(make_table("avx512_bf16", Activation::bf16));
 
 } // namespace
 

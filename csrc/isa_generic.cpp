@@ -24,7 +24,7 @@ namespace {
 #include "kernels_table.hpp"
 // clang-format on
 
-constexpr KernelTable kTable = with_grouped(make_table("generic", Activation::fp32));
+constexpr KernelTable kTable = make_table("generic", Activation::fp32);
 
 } // namespace
 

@@ -192,13 +192,13 @@ struct KernelTable {
     // maxima[b] = the largest of block b of kMaxBlock logits.
     void (*block_maxima)(const float* x, int64_t n, float* maxima);
 
-    // The same of weights in compact blocks. Null: there are to be none.
+    // Of weights in groups.
+    void (*linear_grouped)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1);
+    void (*embedding_grouped)(const EmbeddingArgs&, int64_t row0, int64_t row1);
+
+    // Of weights in compact blocks. Null: there are to be none.
     void (*linear_compact)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1) = nullptr;
     void (*embedding_compact)(const EmbeddingArgs&, int64_t row0, int64_t row1) = nullptr;
-
-    // The same of weights in groups.
-    void (*linear_grouped)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1) = nullptr;
-    void (*embedding_grouped)(const EmbeddingArgs&, int64_t row0, int64_t row1) = nullptr;
 };
 
 const KernelTable* generic_kernels();

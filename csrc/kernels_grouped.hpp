@@ -36,11 +36,3 @@ void embedding_grouped(const EmbeddingArgs& a, int64_t row0, int64_t row1) {
         for (int64_t k = 0; k < a.k; ++k) out[k] = from_bf16(to_bf16(out[k]));
     }
 }
-
-void linear_grouped(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1);
-
-constexpr KernelTable with_grouped(KernelTable table) {
-    table.linear_grouped = linear_grouped;
-    table.embedding_grouped = embedding_grouped;
-    return table;
-}

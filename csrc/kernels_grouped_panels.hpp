@@ -9,6 +9,11 @@ constexpr int64_t kGroupsAhead = 12;  // in the stream of weights: into the firs
 constexpr int64_t kRowsAtOnce = 256;  // whose sums wait
 constexpr int64_t kRowsInRegisters = 2;
 
+// Asks for a group further on.
+template <bool kFour> inline __attribute__((always_inline)) void fetch_group(const char* group) {
+    for (int64_t at = 0; at < kBytesOfGroup<kFour>; at += kLine) __builtin_prefetch(group + kGroupsAhead * kBytesOfGroup<kFour> + at);
+}
+
 // acc[r][v] += the pair of inputs at k of each row times that of the weights.
 template <int R, int V>
 inline __attribute__((always_inline)) void accumulate_numbers(Vec (&acc)[R][V], const Input* const (&x)[R], int64_t k,
@@ -32,6 +37,7 @@ inline __attribute__((always_inline)) void accumulate_numbers(Vec (&acc)[R][V], 
 template <int R, bool kFour>
 __attribute__((noinline)) void tile_in_registers(const LinearArgs& a, int64_t row, int64_t block) {
     constexpr int V = kLinearVecs, kSpan = W * V, kLines = kLinesOfHalf<kFour>;
+    static_assert(V == 2); // scales
     const Input* x[R];
     for (int r = 0; r < R; ++r) x[r] = static_cast<const Input*>(a.x) + (row + r) * a.x_stride;
     for (int column = 0; column < kColumnBlock; column += kSpan) {
@@ -41,11 +47,9 @@ __attribute__((noinline)) void tile_in_registers(const LinearArgs& a, int64_t ro
             for (int v = 0; v < V; ++v) acc[r][v] = vzero();
         }
         for (int64_t k = 0; k < a.k; k += kGroup, group += kBytesOfGroup<kFour>) {
-            for (int64_t at = 0; at < kBytesOfGroup<kFour> && column == 0; at += kLine) {
-                __builtin_prefetch(group + kGroupsAhead * kBytesOfGroup<kFour> + at);
-            }
+            if (column == 0) fetch_group<kFour>(group);
             const char* scales = group + 2 * kLines * kLine + column * 2;
-            const GroupScales<kFour> own[2] = {GroupScales<kFour>(scales), GroupScales<kFour>(scales + W * 2)};
+            const GroupScales<kFour> own[V] = {GroupScales<kFour>(scales), GroupScales<kFour>(scales + W * 2)};
             const auto multiply = [&]<bool kHigh>() __attribute__((always_inline)) {
 #pragma GCC unroll 8
                 for (int line = 0; line < kLines; ++line) {
@@ -134,9 +138,7 @@ template <bool kFour> void multiply_panels(const LinearArgs& a, int64_t row0, in
         const GroupedPanel panel{numbers, block, group0, min64(groups, group0 + kPanelGroups)};
         uint16_t* to = numbers;
         for (int64_t g = panel.group0; g < panel.group1; ++g, group += kBytesOfGroup<kFour>, to += 2 * kTileElements) {
-            for (int64_t at = 0; at < kBytesOfGroup<kFour>; at += kLine) {
-                __builtin_prefetch(group + kGroupsAhead * kBytesOfGroup<kFour> + at);
-            }
+            fetch_group<kFour>(group);
             dequantize_group<kFour>(group, to);
         }
         for (int64_t t = 0, row = row0; t < tiles; ++t) {
