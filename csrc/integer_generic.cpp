@@ -9,6 +9,7 @@ namespace {
 // clang-format off
 #include "kernels_math.hpp"
 #include "kernels_pieces.hpp"
+#include "kernels_outputs.hpp"
 #include "simd_integer_generic.hpp"
 #include "kernels_groups.hpp"
 #include "kernels_integer.hpp"

@@ -12,6 +12,7 @@ namespace {
 // clang-format off
 #include "kernels_math.hpp"
 #include "kernels_pieces.hpp"
+#include "kernels_outputs.hpp"
 #include "kernels_rows.hpp"
 #include "kernels_linear.hpp"
 #include "kernels_groups.hpp"

@@ -146,22 +146,16 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
     }
 }
 
-inline void store_integer(const IntegerLinearArgs& a, int64_t row, int64_t column, Vec v) {
-    int64_t part = min64(W, a.n - column);
-    if (part <= 0) return;
-    if (a.bias) v = vadd(v, vload_part(a.bias + column, part));
-    if (a.residual) v = vadd(v, vload_part(a.residual + row * a.n + column, part));
-    vstore_as(a.out, (row - a.first_row) * a.out_stride + column - a.first_column, v, part, false);
-}
-
 // A tile's pass over the groups [group0, group1) of a block. What the groups before them gave is in `sums`, [row][output of the
 // block], and so is what these add; if they are the last, the result goes out. At each group the pass prefetches
-// `fetch_bytes` from `fetch` on, and `later_bytes` of what comes later from `later` on.
+// `fetch_bytes` from `fetch` on, where `streams` says so only into the second-level cache, and `later_bytes` of what comes later
+// from `later` on.
 struct TilePass {
     int64_t row, block, group0, group1;
     float* sums;
     const char *fetch, *later;
     int64_t fetch_bytes, later_bytes;
+    bool streams;
 };
 
 // Times that a tile walks its groups: as often as registers are too narrow for a block.
@@ -186,18 +180,25 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
             for (int v = 0; v < V; ++v) acc[r][v] = first ? vzero() : vload(sums + r * kIntegerColumns + v * W);
         }
         for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
-            for (fetch_end += fetch_bytes; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
+            fetch_end += fetch_bytes;
+            if (pass.streams) {
+                for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch, 0, 2);
+            } else {
+                for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
+            }
             for (later_end += later_bytes; later < later_end; later += kLine) __builtin_prefetch(later, 0, 2);
             accumulate_group<R, V, kFour>(acc, x, w + at, w + half);
+        }
+        if (last) {
+            int64_t columns[V];
+            for (int v = 0; v < V; ++v) columns[v] = pass.block * kIntegerColumns + column + v * W;
+            store_tile(a, pass.row, columns, acc);
+            continue;
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) vstore(sums + r * kIntegerColumns + v * W, acc[r][v]);
-        }
-        for (int i = 0; last && i < R * V; ++i) {
-            const int r = i / V, at = i % V * W;
-            store_integer(a, pass.row + r, pass.block * kIntegerColumns + column + at, vload(sums + r * kIntegerColumns + at));
         }
     }
 }
@@ -221,6 +222,7 @@ constexpr IntegerTiles kIntegerTiles;
 // What all tiles pass before any goes on, at most, in bytes of weights: it and the next one stay in the nearest cache. Many tiles
 // pass a larger one, because going on to the next tile costs more than coming back to the weights.
 constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10;
+constexpr int64_t kStreamAhead = 6 << 10; // bytes ahead of a tile that is alone
 constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 
 // What of a piece is still to be fetched.
@@ -245,7 +247,8 @@ inline void fetch_later(Pieces* pieces, PieceLeft& left, TilePass& pass) {
 }
 
 // While tiles pass a chunk of the weights, they fetch the next one, each its share, so that reading memory and computing overlap.
-// A tile that is alone and walks its groups once reads them as they come.
+// A tile that is alone and walks its groups once reads them as they come, and fetches into the second-level cache only: the few
+// lines that the first can wait for at a time are fewer than memory needs.
 void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block, PieceLeft& left) {
     alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
     const IntegerTile* kernels = kIntegerTiles.of[a.four];
@@ -257,11 +260,12 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
     TilePass pass{};
     pass.block = block;
     pass.fetch_bytes = (group_bytes + tiles - 1) / tiles;
+    pass.streams = streams;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         pass.group0 = a.groups * chunk / chunks;
         pass.group1 = a.groups * (chunk + 1) / chunks;
-        const int64_t ahead = streams ? kIntegerPrefetch : pass.group1;
-        pass.fetch = a.weight + (block * a.groups + ahead) * group_bytes;
+        pass.fetch = a.weight + (block * a.groups + pass.group1) * group_bytes;
+        if (streams) pass.fetch = a.weight + block * a.groups * group_bytes + kStreamAhead;
         for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += (pass.group1 - pass.group0) * pass.fetch_bytes) {
             pass.row = tile_row(a.rows, a.tiles, tile);
             pass.sums = sums + (pass.row - row0) * kIntegerColumns;

@@ -172,7 +172,7 @@ inline void multiply_block_tiles(const IntegerLinearArgs& a, int64_t tile0, int6
             }
             for (int64_t r = 0; chunk == chunks - 1 && r < rows; ++r) {
                 for (int column = 0; column < kIntegerColumns; column += W) {
-                    store_integer(a, row + r, block * kIntegerColumns + column, vload(own + r * kIntegerColumns + column));
+                    store_output(a, row + r, block * kIntegerColumns + column, vload(own + r * kIntegerColumns + column));
                 }
             }
         }

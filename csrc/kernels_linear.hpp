@@ -84,48 +84,6 @@ void embedding(const EmbeddingArgs& a, int64_t row0, int64_t row1) {
     }
 }
 
-// Adds bias and residual to W columns of one row and stores those below n.
-inline void store_output(const LinearArgs& a, int64_t row, int64_t column, Vec v) {
-    int64_t part = min64(W, a.n - column);
-    if (part <= 0) return;
-    if (a.bias) v = vadd(v, vload_part(a.bias + column, part));
-    if (a.residual) v = vadd(v, vload_part(a.residual + row * a.n + column, part));
-    vstore_as(a.out, (row - a.first_row) * a.out_stride + column - a.first_column, v, part, false);
-}
-
-// The sums of a tile whose vectors v of columns begin at columns[v]. Unrolled, so that they never leave their registers.
-template <int R, int V>
-inline __attribute__((always_inline)) void store_tile(const LinearArgs& a, int64_t row, const int64_t (&columns)[V],
-                                                      const Vec (&acc)[R][V]) {
-    if (columns[V - 1] + W > a.n) { // columns ascend
-        Vec copy[R][V];
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-            for (int v = 0; v < V; ++v) copy[r][v] = acc[r][v];
-        }
-        for (int r = 0; r < R; ++r) {
-            for (int v = 0; v < V; ++v) store_output(a, row + r, columns[v], copy[r][v]);
-        }
-        return;
-    }
-    float* out = a.out + (row - a.first_row) * a.out_stride - a.first_column;
-    const float *bias = a.bias, *residual = a.residual ? a.residual + row * a.n : nullptr;
-    const int64_t stride = a.out_stride, residual_stride = a.n;
-    const bool past_caches = a.past_caches;
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) {
-            Vec sum = acc[r][v];
-            if (bias) sum = vadd(sum, vload(bias + columns[v]));
-            if (residual) sum = vadd(sum, vload(residual + r * residual_stride + columns[v]));
-            if (past_caches) vstream(out + r * stride + columns[v], sum);
-            else vstore(out + r * stride + columns[v], sum);
-        }
-    }
-}
-
 #ifdef OCTAVO_DOT_BF16
 typedef uint16_t Input;
 constexpr bool kDot = true;

@@ -4,7 +4,6 @@
 using Dots = __m256i;
 using Bytes = __m256i;
 constexpr int kIntegerRows = 6, kIntegerVecs = 1;
-constexpr int kIntegerPrefetch = 4; // groups ahead in the stream of weights
 
 inline Dots dzero() { return _mm256_setzero_si256(); }
 inline Dots dset(int32_t x) { return _mm256_set1_epi32(x); }

@@ -4,7 +4,6 @@
 using Dots = __m512i;
 using Bytes = __m512i;
 constexpr int kIntegerRows = 6, kIntegerVecs = 2;
-constexpr int kIntegerPrefetch = 10; // groups ahead in the stream of weights
 
 inline Dots dzero() { return _mm512_setzero_si512(); }
 inline Dots dset(int32_t x) { return _mm512_set1_epi32(x); }

@@ -5,7 +5,6 @@ typedef int16_t ShortVec __attribute__((vector_size(16)));
 using Dots = IntVec;
 using Bytes = WordVec;
 constexpr int kIntegerRows = 4, kIntegerVecs = 1;
-constexpr int kIntegerPrefetch = 4; // groups ahead in the stream of weights
 
 inline Dots dset(int32_t x) { return Dots{x, x, x, x}; }
 inline Dots dzero() { return dset(0); }
