@@ -1,13 +1,13 @@
 // Products of weights in groups without tile instructions; see kernels_grouped.hpp, which is included before.
 //
-// A row or two multiply the numbers in the registers where they come to be. For more, a panel, a few groups of a block, becomes
+// A few rows multiply the numbers in the registers where they come to be. For more, a panel, a few groups of a block, becomes
 // plain numbers in the first-level cache, and all rows meet it there. Sums wait in memory for the next panel. Each is taken up
 // where it was left, so the bits do not depend on panels.
 
 constexpr int64_t kPanelGroups = 6;   // 12 KB of numbers
 constexpr int64_t kGroupsAhead = 12;  // in the stream of weights: into the first-level cache
 constexpr int64_t kRowsAtOnce = 256;  // whose sums wait
-constexpr int64_t kRowsInRegisters = 2;
+constexpr int kRowsInRegisters = W < 16 ? 2 : 8;
 
 // Asks for a group further on.
 template <bool kFour> inline __attribute__((always_inline)) void fetch_group(const char* group) {
@@ -18,7 +18,7 @@ template <bool kFour> inline __attribute__((always_inline)) void fetch_group(con
 template <int R, int V>
 inline __attribute__((always_inline)) void accumulate_numbers(Vec (&acc)[R][V], const Input* const (&x)[R], int64_t k,
                                                               const Pairs (&w)[V]) {
-#pragma GCC unroll 2
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #ifdef OCTAVO_DOT_BF16
         int32_t pair;
@@ -149,9 +149,11 @@ template <bool kFour> void multiply_panels(const LinearArgs& a, int64_t row0, in
     }
 }
 
-template <bool kFour> void multiply_few(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block) {
-    static_assert(kRowsInRegisters == 2);
-    (row1 - row0 == 1 ? tile_in_registers<1, kFour> : tile_in_registers<2, kFour>)(a, row0, block);
+template <bool kFour, int R = 1> void multiply_few(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block) {
+    if constexpr (R < kRowsInRegisters) {
+        if (row1 - row0 > R) return multiply_few<kFour, R + 1>(a, row0, row1, block);
+    }
+    tile_in_registers<R, kFour>(a, row0, block);
 }
 
 void linear_grouped(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
