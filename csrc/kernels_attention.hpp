@@ -5,12 +5,16 @@
 // merged in order. A row's arithmetic is the same in any unit: scores in ascending dimension, values in ascending position,
 // tiles in order. Positions that a row does not see are never multiplied into it: whatever lies there cannot matter.
 //
+// Queries and weights are fp32. Where there are dot products of bf16 pairs and the result is bf16 too, they are bf16 beside bf16
+// keys and values: two neighbouring dimensions, or positions, are one instruction.
+//
 // int8 keys and values are multiplied as they are: a key's scale goes into its score, a value's into its weight.
 //
 // Keys and values go from qkv to the cache here too: within the unit where the row is its sequence's only one, as no other unit
 // of this step reads what it wrote and the block is about to be read anyhow; before all units where there are several.
 
-// Memory that will be read soon, asked for piece by piece while something else is computed: as a burst it would only wait.
+// Memory that will be read soon, asked for piece by piece while something else is computed: as a burst it would only wait. It
+// comes into the second-level cache: the first has few places for lines under way, and pieces would come half as fast.
 struct Ahead {
     const char* pieces[2 * kMostGroups];
     const char *next, *end;
@@ -19,30 +23,39 @@ struct Ahead {
 };
 
 template <int kLines> inline __attribute__((always_inline)) void fetch(Ahead& ahead) {
-    if (ahead.next == ahead.end) {
+    if (ahead.next >= ahead.end) {
         if (ahead.count == 0) return;
         ahead.next = ahead.pieces[--ahead.count];
         ahead.end = ahead.next + ahead.bytes;
     }
-    for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.next + 64 * i);
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.next + 64 * i, 0, 2);
     ahead.next += 64 * kLines;
 }
 
+inline void fetch_rest(Ahead& ahead) {
+    while (ahead.count > 0 || ahead.next < ahead.end) fetch<4>(ahead);
+}
+
 // Lines for each step of a panel that takes V vectors at once: so that a tile's are all asked for while another is computed.
-template <int V> constexpr int lines_of() { return V * W >= 64 ? 4 : V * W >= 32 ? 2 : 1; }
+template <int V> constexpr int lines_of() { return V * W >= 32 ? 2 : 1; }
 
 // Of each head of a unit: the largest score, the sum of weights, and the values so weighted.
 struct HeadStates {
     float *acc, *max, *sum;
 };
 
-struct AttentionScratch {
+// F: what queries and weights are, float or bf16.
+template <class F> struct AttentionScratch {
     HeadStates total, part;
-    float *q, *scores;
+    F* q;
+    float* scores;
     Gathered gathered;
     int64_t heads, width;
     Ahead* ahead;
 };
+
+// A head's weights lie where its scores were.
+template <class F> constexpr int64_t kWeightStride = kTokenTile * sizeof(float) / sizeof(F);
 
 inline int64_t padded_dim(int64_t head_dim) { return round_up(head_dim, 16); }
 
@@ -59,8 +72,9 @@ inline HeadStates states_at(float* memory, int64_t heads, int64_t width) {
     return {memory, memory + heads * width, memory + heads * width + heads};
 }
 
-inline AttentionScratch lay_out(const AttentionArgs& a, const AttentionUnit& u, float* scratch, Ahead& ahead) {
-    AttentionScratch s;
+template <class F>
+inline AttentionScratch<F> lay_out(const AttentionArgs& a, const AttentionUnit& u, float* scratch, Ahead& ahead) {
+    AttentionScratch<F> s;
     s.ahead = &ahead;
     const int64_t rows = u.row1 - u.row0, state = attention_state(a, rows);
     s.heads = rows * (a.num_heads / a.num_kv_heads);
@@ -68,8 +82,9 @@ inline AttentionScratch lay_out(const AttentionArgs& a, const AttentionUnit& u, 
     float* values = scratch + kTokenTile * s.width;
     float* scales = values + kTokenTile * s.width;
     s.gathered = {reinterpret_cast<char*>(scratch), reinterpret_cast<char*>(values), scales, s.width};
-    s.q = scales + 2 * kTokenTile;
-    s.scores = s.q + s.heads * s.width;
+    float* q = scales + 2 * kTokenTile;
+    s.q = reinterpret_cast<F*>(q);
+    s.scores = q + s.heads * s.width;
     float* states = s.scores + s.heads * kTokenTile;
     s.total = states_at(u.state ? u.state : states, s.heads, s.width);
     s.part = states_at(states + state, s.heads, s.width);
@@ -133,9 +148,49 @@ template <int G> inline Vec keys_even(const int8_t* const* k, int64_t i) {
 }
 template <int G> inline Vec keys_odd(const int8_t* const* k, int64_t i) { return keys_even<G>(k, i + 1); }
 
-// scores[r][v * W ..] = q[r] . keys, for R rows and V vectors of positions.
+// acc[r][v] += q[r] . keys over dimensions i (even) and i + 1.
 template <int G, class T, int R, int V>
-inline __attribute__((always_inline)) void score_panel(const float* q, int64_t ldq, const T* const* keys, int64_t dim,
+inline __attribute__((always_inline)) void add_dimensions(Vec (&acc)[R][V], const float* q, int64_t ldq, const T* const* keys,
+                                                          int64_t i) {
+    Vec k[V];
+    for (int v = 0; v < V; ++v) k[v] = keys_even<G>(keys + v * kJoined<G>, i);
+    for (int r = 0; r < R; ++r) {
+        const Vec x = vset(q[r * ldq + i]);
+        for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, k[v], acc[r][v]);
+    }
+    for (int v = 0; v < V; ++v) k[v] = keys_odd<G>(keys + v * kJoined<G>, i);
+    for (int r = 0; r < R; ++r) {
+        const Vec x = vset(q[r * ldq + i + 1]);
+        for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, k[v], acc[r][v]);
+    }
+}
+
+#ifdef OCTAVO_DOT_BF16
+inline int32_t pair_at(const uint16_t* p) {
+    int32_t pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return pair;
+}
+
+template <int G> inline Vec key_pairs(const uint16_t* const* k, int64_t i) {
+    if constexpr (kJoined<G> > 1) return vpairs<kJoined<G>>(k, i * G);
+    else return vpairs(k[0] + i * G);
+}
+
+template <int G, class T, int R, int V>
+inline __attribute__((always_inline)) void add_dimensions(Vec (&acc)[R][V], const uint16_t* q, int64_t ldq, const T* const* keys,
+                                                          int64_t i) {
+    Vec k[V];
+    for (int v = 0; v < V; ++v) k[v] = key_pairs<G>(keys + v * kJoined<G>, i);
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < V; ++v) acc[r][v] = vdot(acc[r][v], pair_at(q + r * ldq + i), k[v]);
+    }
+}
+#endif
+
+// scores[r][v * W ..] = q[r] . keys, for R rows and V vectors of positions.
+template <int G, class T, class F, int R, int V>
+inline __attribute__((always_inline)) void score_panel(const F* q, int64_t ldq, const T* const* keys, int64_t dim,
                                                        float* scores, Ahead& ahead) {
     Vec acc[R][V];
     for (int r = 0; r < R; ++r) {
@@ -143,17 +198,7 @@ inline __attribute__((always_inline)) void score_panel(const float* q, int64_t l
     }
     for (int64_t i = 0; i < dim; i += 2) {
         fetch<lines_of<V>()>(ahead);
-        Vec k[V];
-        for (int v = 0; v < V; ++v) k[v] = keys_even<G>(keys + v * kJoined<G>, i);
-        for (int r = 0; r < R; ++r) {
-            const Vec x = vset(q[r * ldq + i]);
-            for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, k[v], acc[r][v]);
-        }
-        for (int v = 0; v < V; ++v) k[v] = keys_odd<G>(keys + v * kJoined<G>, i);
-        for (int r = 0; r < R; ++r) {
-            const Vec x = vset(q[r * ldq + i + 1]);
-            for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, k[v], acc[r][v]);
-        }
+        add_dimensions<G, T>(acc, q, ldq, keys, i);
     }
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) vstore(scores + r * kTokenTile + v * W, acc[r][v]);
@@ -179,21 +224,56 @@ struct Columns {
     int64_t group; // positions of a group
 };
 
-template <class T, int R, int V, bool kOdd>
+template <bool kOdd, class T, int R, int V>
 inline __attribute__((always_inline)) void add_position(Vec (&acc)[R][V], const float* weights, const T* group, int64_t i,
                                                         Columns at) {
     const T* row = value_row(group, i, at.width, at.first);
     Vec x[V];
     for (int v = 0; v < V; ++v) x[v] = kOdd ? value_odd(row, v * W) : value_even(row, v * W);
     for (int r = 0; r < R; ++r) {
-        const Vec w = vset(weights[r * kTokenTile + i]);
+        const Vec w = vset(weights[r * kWeightStride<float> + i]);
         for (int v = 0; v < V; ++v) acc[r][v] = vfma(w, x[v], acc[r][v]);
     }
 }
 
-// acc[r][v * W ..] += weights[r] times the values of positions [begin, end) of the tile, ascending.
+// Positions i (even) and i + 1.
 template <class T, int R, int V>
-inline __attribute__((always_inline)) void value_panel(const float* weights, const T* const* groups, Columns at, int64_t begin,
+inline __attribute__((always_inline)) void add_positions(Vec (&acc)[R][V], const float* weights, const T* group, int64_t i,
+                                                         Columns at) {
+    add_position<false>(acc, weights, group, i, at);
+    add_position<true>(acc, weights, group, i + 1, at);
+}
+
+#ifdef OCTAVO_DOT_BF16
+// kKept: of each pair, the bits that count.
+template <uint32_t kKept, class T, int R, int V>
+inline __attribute__((always_inline)) void add_dots(Vec (&acc)[R][V], const uint16_t* weights, const T* group, int64_t i, Columns at) {
+    const T* row = value_row(group, i, at.width, at.first);
+    Vec x[V];
+    for (int v = 0; v < V; ++v) x[v] = vpairs<kKept>(row + 2 * v * W);
+    for (int r = 0; r < R; ++r) {
+        const int32_t pair = pair_at(weights + r * kWeightStride<uint16_t> + i);
+        for (int v = 0; v < V; ++v) acc[r][v] = vdot(acc[r][v], pair, x[v]);
+    }
+}
+
+// The other position of the pair is not seen: its weight is 0, and its value may be anything.
+template <bool kOdd, class T, int R, int V>
+inline __attribute__((always_inline)) void add_position(Vec (&acc)[R][V], const uint16_t* weights, const T* group, int64_t i,
+                                                        Columns at) {
+    add_dots<kOdd ? 0xFFFF0000u : 0xFFFFu>(acc, weights, group, i - kOdd, at);
+}
+
+template <class T, int R, int V>
+inline __attribute__((always_inline)) void add_positions(Vec (&acc)[R][V], const uint16_t* weights, const T* group, int64_t i,
+                                                         Columns at) {
+    add_dots<~0u>(acc, weights, group, i, at);
+}
+#endif
+
+// acc[r][v * W ..] += weights[r] times the values of positions [begin, end) of the tile, ascending.
+template <class T, class F, int R, int V>
+inline __attribute__((always_inline)) void value_panel(const F* weights, const T* const* groups, Columns at, int64_t begin,
                                                        int64_t end, float* out, int64_t ldo, Ahead& ahead) {
     Vec acc[R][V];
     for (int r = 0; r < R; ++r) {
@@ -202,14 +282,13 @@ inline __attribute__((always_inline)) void value_panel(const float* weights, con
     int64_t g = begin / at.group, i = begin % at.group;
     for (int64_t p = begin - i; p < end; p += at.group, ++g, i = 0) {
         const int64_t stop = min64(end - p, at.group);
-        const float* w = weights + p;
-        if (i % 2) add_position<T, R, V, true>(acc, w, groups[g], i, at), ++i;
+        const F* w = weights + p;
+        if (i % 2) add_position<true>(acc, w, groups[g], i, at), ++i;
         for (; i + 1 < stop; i += 2) {
             fetch<lines_of<V>()>(ahead);
-            add_position<T, R, V, false>(acc, w, groups[g], i, at);
-            add_position<T, R, V, true>(acc, w, groups[g], i + 1, at);
+            add_positions(acc, w, groups[g], i, at);
         }
-        if (i < stop) add_position<T, R, V, false>(acc, w, groups[g], i, at);
+        if (i < stop) add_position<false>(acc, w, groups[g], i, at);
     }
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) vstore(out + r * ldo + v * W, acc[r][v]);
@@ -218,17 +297,18 @@ inline __attribute__((always_inline)) void value_panel(const float* weights, con
 
 template <int G> struct ScorePanels {
     template <class T, int R, int V> struct Panel {
-        static void run(int64_t row, const float* q, int64_t ldq, const T* const* keys, int64_t dim, float* scores,
-                        Ahead* ahead) {
-            score_panel<G, T, R, V>(q + row * ldq, ldq, keys, dim, scores + row * kTokenTile, *ahead);
+        template <class F>
+        static void run(int64_t row, const F* q, int64_t ldq, const T* const* keys, int64_t dim, float* scores, Ahead* ahead) {
+            score_panel<G, T, F, R, V>(q + row * ldq, ldq, keys, dim, scores + row * kTokenTile, *ahead);
         }
     };
 };
 
 template <class T, int R, int V> struct ValuePanel {
-    static void run(int64_t row, const float* weights, const T* const* groups, Columns at, int64_t begin, int64_t end, float* out,
+    template <class F>
+    static void run(int64_t row, const F* weights, const T* const* groups, Columns at, int64_t begin, int64_t end, float* out,
                     int64_t ldo, Ahead* ahead) {
-        value_panel<T, R, V>(weights + row * kTokenTile, groups, at, begin, end, out + row * ldo, ldo, *ahead);
+        value_panel<T, F, R, V>(weights + row * kWeightStride<F>, groups, at, begin, end, out + row * ldo, ldo, *ahead);
     }
 };
 
@@ -309,13 +389,15 @@ template <class T> inline void aim_first(const AttentionArgs& a, const Attention
     aim<T>(a, *u, reach.start, reach.stop, ahead, tile);
 }
 
-template <int G, class T, int V>
-inline void score_vectors(const AttentionArgs& a, const AttentionScratch& s, const T* const* keys, int64_t v) {
-    over_panels<ScorePanels<G>::template Panel, T, V>(s.heads, s.q, s.width, keys + v * kJoined<G>,
+template <int G, class T, int V, class F>
+inline void score_vectors(const AttentionArgs& a, const AttentionScratch<F>& s, const T* const* keys, int64_t v) {
+    const F* q = s.q;
+    over_panels<ScorePanels<G>::template Panel, T, V>(s.heads, q, s.width, keys + v * kJoined<G>,
                                                       static_cast<int64_t>(a.head_dim), s.scores + v * W, s.ahead);
 }
 
-template <int G, class T> inline void multiply_keys(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
+template <int G, class T, class F>
+inline void multiply_keys(const AttentionArgs& a, const AttentionScratch<F>& s, const Tile<T>& tile) {
     constexpr int kPerGroup = kTokenGroup / W, kLane = kPaired<T> ? 2 * W : W; // elements from one vector to the next
     int64_t v = tile.first * kPerGroup;
     const int64_t end = tile.count * kPerGroup;
@@ -334,7 +416,7 @@ template <int G, class T> inline void multiply_keys(const AttentionArgs& a, cons
     }
 }
 
-template <class T> inline void score_tile(const AttentionArgs& a, const AttentionScratch& s, const Tile<T>& tile) {
+template <class T, class F> inline void score_tile(const AttentionArgs& a, const AttentionScratch<F>& s, const Tile<T>& tile) {
     switch (tile.group) {
     case 4: multiply_keys<4>(a, s, tile); break;
     case 8: multiply_keys<8>(a, s, tile); break;
@@ -350,22 +432,45 @@ template <class T> inline void score_tile(const AttentionArgs& a, const Attentio
     }
 }
 
+inline void store_factors(float* p, Vec v) { vstore(p, v); }
+inline void store_factors(uint16_t* p, Vec v) { vstore_bf16(p, v); }
+
+// exp(scores - top), as exact as F.
+template <class F> inline Vec weights_of(Vec scores, float top) {
+#ifdef OCTAVO_DOT_BF16
+    if constexpr (sizeof(F) == sizeof(uint16_t)) {
+        constexpr float kLog2e = 1.44269504f;
+        return vpow2_near(vfma(scores, vset(kLog2e), vset(-top * kLog2e)));
+    }
+#endif
+    return vexp(vsub(scores, vset(top)));
+}
+
 // Makes one head's scores in [begin, end) weights, of values without their scales, and rescales what was accumulated before.
-template <class T>
+// kWhole: these are all of the tile.
+template <class F, bool kWhole, class T>
 inline void softmax_row(const HeadStates& state, const Tile<T>& tile, float* scores, int64_t head, int64_t width, int begin,
                         int end) {
     const Vec minus_inf = vset(-__builtin_inff());
-    const int first = begin / W * W;
+    const auto seen_at = [&](int i) {
+        const Vec v = vload(scores + i);
+        return kWhole ? v : vkeep(v, begin - i, end - i, minus_inf);
+    };
+    const int first = kWhole ? 0 : begin / W * W, last = kWhole ? kTokenTile : end;
     Vec best = minus_inf;
-    for (int i = first; i < end; i += W) best = vmax(best, vkeep(vload(scores + i), begin - i, end - i, minus_inf));
+    for (int i = first; i < last; i += W) best = vmax(best, seen_at(i));
     const float old_max = state.max[head], tile_max = vmax_of(best);
     const float new_max = tile_max > old_max ? tile_max : old_max;
-    const Vec top = vset(new_max);
     Vec sum = vzero();
-    for (int i = first; i < end; i += W) {
-        const Vec weight = vexp(vsub(vkeep(vload(scores + i), begin - i, end - i, minus_inf), top));
-        vstore(scores + i, kQuantized<T> ? vmul(weight, vload(tile.value_scales[i / kTokenGroup] + i % kTokenGroup)) : weight);
+    for (int i = first; i < last; i += W) {
+        const Vec weight = weights_of<F>(seen_at(i), new_max);
+        store_factors(reinterpret_cast<F*>(scores) + i,
+                      kQuantized<T> ? vmul(weight, vload(tile.value_scales[i / kTokenGroup] + i % kTokenGroup)) : weight);
         sum = vadd(sum, weight);
+    }
+    if (new_max == old_max) { // what there was keeps its scale
+        state.sum[head] += vsum(sum);
+        return;
     }
     state.max[head] = new_max;
     if (old_max == -__builtin_inff()) { // nothing yet
@@ -390,11 +495,11 @@ inline Span seen(const AttentionArgs& a, int64_t first_end, int64_t row, int64_t
             static_cast<int>(min64(max64(end - tile, 0), kTokenTile))};
 }
 
-template <class T>
-inline void add_rows(const AttentionScratch& s, const HeadStates& state, const Tile<T>& tile, int64_t head, int64_t count,
+template <class T, class F>
+inline void add_rows(const AttentionScratch<F>& s, const HeadStates& state, const Tile<T>& tile, int64_t head, int64_t count,
                      int64_t begin, int64_t end) {
     if (begin >= end) return;
-    const float* weights = s.scores + head * kTokenTile;
+    const F* weights = reinterpret_cast<const F*>(s.scores) + head * kWeightStride<F>;
     float* out = state.acc + head * s.width;
     int64_t c = 0;
     for (; c + kAttentionVecs * W <= s.width; c += kAttentionVecs * W) {
@@ -408,11 +513,14 @@ inline void add_rows(const AttentionScratch& s, const HeadStates& state, const T
 }
 
 // Adds weights times values: positions that all rows [row0, row1) see at once, the others row by row, ascending in either case.
-template <class T>
-inline void add_values(const AttentionArgs& a, const AttentionScratch& s, const HeadStates& state, const Tile<T>& tile,
+// Of several rows each sees both positions of a pair or adds it by itself, so that pairs are the same whatever the others see.
+template <class T, class F>
+inline void add_values(const AttentionArgs& a, const AttentionScratch<F>& s, const HeadStates& state, const Tile<T>& tile,
                        int64_t first_end, int64_t row0, int64_t row1, int64_t start) {
     const int64_t group = a.num_heads / a.num_kv_heads;
-    const int64_t low = seen(a, first_end, row1 - 1, start).begin, high = max64(low, seen(a, first_end, row0, start).end);
+    int64_t low = seen(a, first_end, row1 - 1, start).begin, high = seen(a, first_end, row0, start).end;
+    if (row1 - row0 > 1) low = round_up(low, 2), high -= high % 2;
+    high = max64(low, high);
     for (int64_t r = row0; r < row1; ++r) {
         const Span span = seen(a, first_end, r, start);
         add_rows(s, state, tile, r * group, group, span.begin, min64(low, span.end));
@@ -424,14 +532,16 @@ inline void add_values(const AttentionArgs& a, const AttentionScratch& s, const 
     }
 }
 
-inline void load_queries(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s) {
+template <class F> inline void load_queries(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch<F>& s) {
     const int64_t group = a.num_heads / a.num_kv_heads;
     const Vec scale = vset(a.scale);
     for (int64_t r = u.row0; r < u.row1; ++r) {
         const float* src = a.qkv + r * a.stride + u.kv_head * group * a.head_dim;
         for (int64_t g = 0; g < group; ++g, src += a.head_dim) {
-            float* dst = s.q + ((r - u.row0) * group + g) * s.width;
-            for (int64_t i = 0; i < a.head_dim; i += W) vstore(dst + i, vmul(vload_part(src + i, min64(W, a.head_dim - i)), scale));
+            F* dst = s.q + ((r - u.row0) * group + g) * s.width;
+            for (int64_t i = 0; i < a.head_dim; i += W) {
+                store_factors(dst + i, vmul(vload_part(src + i, min64(W, a.head_dim - i)), scale));
+            }
         }
     }
 }
@@ -451,8 +561,8 @@ inline void write_output(const AttentionArgs& a, const AttentionUnit& u, const H
 }
 
 // The rows [row0, row1) that see something of the tile do all of one tile's work.
-template <class T>
-bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch& s, const HeadStates& state,
+template <class T, class F>
+bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch<F>& s, const HeadStates& state,
                  int64_t first_end, int64_t start, Tile<T>& tile) {
     const int64_t group = a.num_heads / a.num_kv_heads, rows = u.row1 - u.row0;
     int64_t row0 = 0, row1 = rows;
@@ -466,16 +576,20 @@ bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, const Attention
         const Span span = seen(a, first_end, r, start);
         for (int64_t h = r * group; h < (r + 1) * group; ++h) {
             for (int i = 0; i < 6; ++i) fetch<4>(*s.ahead); // a softmax waits for itself: memory need not
-            softmax_row<T>(state, tile, s.scores + h * kTokenTile, h, s.width, span.begin, span.end);
+            float* scores = s.scores + h * kTokenTile;
+            if (span.begin == 0 && span.end == kTokenTile) softmax_row<F, true>(state, tile, scores, h, s.width, 0, kTokenTile);
+            else softmax_row<F, false>(state, tile, scores, h, s.width, span.begin, span.end);
         }
     }
     add_values(a, s, state, tile, first_end, row0, row1, start);
+    fetch_rest(*s.ahead);
     return true;
 }
 
 // `next`: the unit that follows on this thread, or null.
-template <class T>
-bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit* next, const AttentionScratch& s, Tiles<T>& tiles) {
+template <class T, class F>
+bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit* next, const AttentionScratch<F>& s,
+            Tiles<T>& tiles) {
     const Reach reach = reach_of(a, u);
     const bool writes = a.query_start[u.seq + 1] - a.query_start[u.seq] == 1;
     clear(s.total, s.heads, s.width);
@@ -497,15 +611,16 @@ bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit*
     return true;
 }
 
-template <class T> bool attend_all(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
+template <class T, class F = float>
+bool attend_all(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
     Ahead ahead;
     Tiles<T> tiles;
     bool valid = true;
     aim_first(a, units, ahead, tiles.now());
-    while (ahead.count > 0 || ahead.next != ahead.end) fetch<4>(ahead);
+    fetch_rest(ahead);
     for (int64_t i = 0; i < count; ++i) {
         const AttentionUnit& u = units[i];
-        const AttentionScratch s = lay_out(a, u, scratch, ahead);
+        const AttentionScratch<F> s = lay_out<F>(a, u, scratch, ahead);
         load_queries(a, u, s);
         if (!attend(a, u, i + 1 < count ? &units[i + 1] : nullptr, s, tiles)) valid = tiles.now().found = false;
         else if (!u.state) write_output(a, u, s.total, s.width);
@@ -514,6 +629,9 @@ template <class T> bool attend_all(const AttentionArgs& a, const AttentionUnit* 
 }
 
 bool attention(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
+#ifdef OCTAVO_DOT_BF16
+    if (a.kv_type == KVType::bf16 && a.out_bf16) return attend_all<uint16_t, uint16_t>(a, units, count, scratch);
+#endif
     switch (a.kv_type) {
     case KVType::fp32: return attend_all<float>(a, units, count, scratch);
     case KVType::bf16: return attend_all<uint16_t>(a, units, count, scratch);

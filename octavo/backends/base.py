@@ -161,9 +161,10 @@ class Ops(Protocol):
         always read from the cache, any mix of query lengths, grouped heads, optional sliding window
         -> act[T, num_heads * head_dim].
 
-        A cache in bfloat16 rounds to nearest even. One in int8 stores the k, and the v, of a row and head as q = k * (127 / m)
-        rounded to nearest even and the scale m / 127, where m is the largest magnitude, and reads q * scale. With m below 1e-30
-        all is zero; where k has an element that is not finite, all is NaN.
+        A cache in bfloat16 rounds to nearest even; where act is bfloat16 too, q * scale and the weights may be rounded as well.
+        One in int8 stores the k, and the v, of a row and head as q = k * (127 / m) rounded to nearest even and the scale
+        m / 127, where m is the largest magnitude, and reads q * scale. With m below 1e-30 all is zero; where k has an element
+        that is not finite, all is NaN.
 
         A slot that is written in a step is seen by its own sequence alone in that step, at its own position."""
         ...
