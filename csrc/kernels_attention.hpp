@@ -166,12 +166,6 @@ inline __attribute__((always_inline)) void add_dimensions(Vec (&acc)[R][V], cons
 }
 
 #ifdef OCTAVO_DOT_BF16
-inline int32_t pair_at(const uint16_t* p) {
-    int32_t pair;
-    __builtin_memcpy(&pair, p, sizeof pair);
-    return pair;
-}
-
 template <int G> inline Vec key_pairs(const uint16_t* const* k, int64_t i) {
     if constexpr (kJoined<G> > 1) return vpairs<kJoined<G>>(k, i * G);
     else return vpairs(k[0] + i * G);

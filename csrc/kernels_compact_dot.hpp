@@ -31,8 +31,7 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
     const auto multiply = [&](const Vec (&weights)[2], const Input* const (&rows)[R], int64_t k) __attribute__((always_inline)) {
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            int32_t pair;
-            __builtin_memcpy(&pair, rows[r] + k, sizeof pair);
+            const int32_t pair = pair_at(rows[r] + k);
             acc[r][0] = vdot(acc[r][0], pair, weights[0]);
             acc[r][1] = vdot(acc[r][1], pair, weights[1]);
         }

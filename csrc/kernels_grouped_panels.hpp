@@ -21,8 +21,7 @@ inline __attribute__((always_inline)) void accumulate_numbers(Vec (&acc)[R][V], 
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #ifdef OCTAVO_DOT_BF16
-        int32_t pair;
-        __builtin_memcpy(&pair, x[r] + k, sizeof pair);
+        const int32_t pair = pair_at(x[r] + k);
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) acc[r][v] = vdot(acc[r][v], pair, w[v]);
 #else

@@ -121,8 +121,7 @@ inline __attribute__((always_inline)) void accumulate_pair(Vec (&acc)[R][V], con
     Vec weights[V];
     for (int v = 0; v < V; ++v) weights[v] = vload(reinterpret_cast<const float*>(w[v] + at));
     for (int r = 0; r < R; ++r) {
-        int32_t pair;
-        __builtin_memcpy(&pair, x[r] + k, sizeof pair);
+        const int32_t pair = pair_at(x[r] + k);
         for (int v = 0; v < V; ++v) acc[r][v] = vdot(acc[r][v], pair, weights[v]);
     }
 #else
