@@ -76,7 +76,7 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
     nb::class_<IntegerWeight>(module, "IntegerWeight")
         .def_ro("rows", &IntegerWeight::rows)
         .def_ro("columns", &IntegerWeight::columns)
-        .def_prop_ro("gated", [](const IntegerWeight&) { return false; })
+        .def_ro("gated", &IntegerWeight::gated)
         .def_prop_ro("num_bytes", [](const IntegerWeight& w) { return w.memory.bytes(); });
     module.def("integer_kernels", &names_of_kernels, "isa"_a);
     module.def("quantize", &quantize<float>, "matrix"_a.noconvert(), "values"_a.noconvert(), "scales"_a.noconvert(),
@@ -87,12 +87,15 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
                minimums = "minimums"_a.noconvert();
     device
         .def(
-            "pack_int8", [](Device& d, Matrix<int8_t> v, Matrix<uint16_t> s) { return d.pack_integer(read_int8(v, s)); }, values,
-            scales)
+            "pack_int8",
+            [](Device& d, Matrix<int8_t> v, Matrix<uint16_t> s, bool gated) { return d.pack_integer(read_int8(v, s), gated); },
+            values, scales, nb::kw_only(), "gated"_a = false)
         .def(
             "pack_int4",
-            [](Device& d, Matrix<uint8_t> p, Matrix<uint16_t> s, Matrix<uint16_t> m) { return d.pack_integer(read_int4(p, s, m)); },
-            packed, scales, minimums)
+            [](Device& d, Matrix<uint8_t> p, Matrix<uint16_t> s, Matrix<uint16_t> m, bool gated) {
+                return d.pack_integer(read_int4(p, s, m), gated);
+            },
+            packed, scales, minimums, nb::kw_only(), "gated"_a = false)
         .def(
             "pack_grouped",
             [](Device& d, Matrix<int8_t> v, Matrix<uint16_t> s, bool gated) { return d.pack_grouped(read_int8(v, s), gated); },
@@ -105,6 +108,7 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
             packed, scales, minimums, nb::kw_only(), "gated"_a = false)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
         .def("linear", &Device::linear_integer, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none())
+        .def("gated_linear", &Device::gated_linear_integer, "x"_a, "weight"_a, "bias"_a.none())
         .def("linear_argmax", &Device::linear_argmax_integer, "x"_a, "weight"_a, "allowed"_a.none() = nb::none());
 }
 

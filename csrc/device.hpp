@@ -58,7 +58,7 @@ public:
     void replay(Program& program, const std::vector<nb::object>& inputs);
 
     std::unique_ptr<PackedWeight> pack(nb::handle matrix, bool gated);
-    std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source);
+    std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source, bool gated);
     // The same matrix as the bf16 numbers that its integers stand for, kept as integers.
     std::unique_ptr<PackedWeight> pack_grouped(const IntegerSource& source, bool gated);
 
@@ -68,6 +68,7 @@ public:
     nb::object linear_argmax(nb::handle x, const PackedWeight& weight, nb::handle allowed);
     nb::object embedding_integer(nb::handle ids, const IntegerWeight& table);
     nb::object linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual);
+    nb::object gated_linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias);
     nb::object linear_argmax_integer(nb::handle x, const IntegerWeight& weight, nb::handle allowed);
     nb::object rms_norm(nb::handle x, nb::handle weight, float eps);
     nb::object silu_and_mul(nb::handle gate_up);
@@ -133,6 +134,9 @@ private:
     // Checks and takes in bias and residual, finds memory for the result of `in` times `weight` (a packed weight of any kind).
     template <class Args, class Weight>
     nb::object open_output(Args& args, const Array& in, const Weight& weight, nb::handle bias, nb::handle residual);
+    // The same of the gates that `in` times `weight` passes; `out` becomes the result.
+    template <class Weight>
+    GatedBlockArgs open_gates(const Array& in, const Weight& weight, nb::handle bias, nb::object& out);
     // The arguments of a product of x that are known beforehand.
     LinearArgs product_of(const Array& x, const PackedWeight& weight) const;
     void place_integers(const IntegerSource& source, bool gated, char* blocks);

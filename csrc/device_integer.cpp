@@ -19,7 +19,8 @@ const IntegerKernels& kernels_for(const IntegerKernels& kernels, int64_t rows) {
     return kernels.few && rows < kManyRows ? *kernels.few() : kernels;
 }
 
-// The blocks of a product in panels, its tiles in chunks of rows: a unit is a chunk of a panel.
+// The blocks of a product in panels, `together` blocks or a multiple of that each, its tiles in chunks of rows: a unit is a chunk
+// of a panel.
 struct IntegerCut {
     int64_t blocks, tiles, panel, row_chunks;
     int64_t units() const { return divide_up(blocks, panel) * row_chunks; }
@@ -27,7 +28,7 @@ struct IntegerCut {
 
 // Enough units to share out evenly, each long enough to be worth handing out, few enough blocks in each to stay in the cache
 // while many rows pass.
-IntegerCut cut_integer(const IntegerLinearArgs& a, int threads) {
+IntegerCut cut_integer(const IntegerLinearArgs& a, int threads, int64_t together = 1) {
     const int64_t blocks = divide_up(a.n, kIntegerColumns), row_chunks = divide_up(a.rows, kRowsOfUnit);
     const int64_t block_bytes = a.groups * (a.four ? kGroupBytes4 : kGroupBytes8);
     const double products = static_cast<double>(a.rows) * kIntegerColumns * kGroup * static_cast<double>(a.groups);
@@ -36,33 +37,46 @@ IntegerCut cut_integer(const IntegerLinearArgs& a, int threads) {
     const auto worthwhile = static_cast<int64_t>(block_ns * static_cast<double>(blocks) / kUnitNanoseconds);
     const int64_t wanted = std::clamp<int64_t>(worthwhile / threads, 1, kUnitsPerThread) * threads;
     const int64_t largest = a.rows > 16 ? std::max<int64_t>(1, kPanelBytes / block_bytes) : blocks;
-    return {blocks, a.tiles, std::clamp<int64_t>(divide_up(blocks * row_chunks, wanted), 1, largest), row_chunks};
+    const int64_t panel = std::clamp<int64_t>(divide_up(blocks * row_chunks, wanted), 1, largest);
+    return {blocks, a.tiles, divide_up(panel, together) * together, row_chunks};
 }
 
 struct IntegerUnit {
-    int64_t tile0, tile1, block0, block1;
+    int64_t tile0, tile1, row0, row1, block0, block1;
 };
 
-IntegerUnit unit_of(const IntegerCut& cut, int64_t unit) {
+IntegerUnit unit_of(const IntegerLinearArgs& a, const IntegerCut& cut, int64_t unit) {
     const int64_t block = unit / cut.row_chunks * cut.panel, chunk = unit % cut.row_chunks;
-    return {cut.tiles * chunk / cut.row_chunks, cut.tiles * (chunk + 1) / cut.row_chunks, block, std::min(cut.blocks, block + cut.panel)};
+    const int64_t tile0 = cut.tiles * chunk / cut.row_chunks, tile1 = cut.tiles * (chunk + 1) / cut.row_chunks;
+    return {tile0, tile1, a.rows * tile0 / a.tiles, a.rows * tile1 / a.tiles, block, std::min(cut.blocks, block + cut.panel)};
 }
 
 void run_integer_unit(const IntegerKernels& kernels, const IntegerLinearArgs& args, const IntegerCut& cut, int64_t unit) {
-    const IntegerUnit u = unit_of(cut, unit);
+    const IntegerUnit u = unit_of(args, cut, unit);
     kernels.linear(args, u.tile0, u.tile1, u.block0, u.block1);
+}
+
+// args.out is memory for two blocks of the unit's rows: gates and what they let through.
+void gate_unit(const IntegerKernels& kernels, const KernelTable& table, IntegerLinearArgs args, const IntegerCut& cut, int64_t unit,
+               const GatedBlockArgs& gate) {
+    const IntegerUnit u = unit_of(args, cut, unit);
+    args.first_row = u.row0;
+    for (int64_t block = u.block0; block < u.block1; block += 2) {
+        args.first_column = block * kIntegerColumns;
+        kernels.linear(args, u.tile0, u.tile1, block, block + 2);
+        table.silu_and_mul_block(block_of(gate, args.out, u.row0, u.row1, block / 2 * kIntegerColumns));
+    }
 }
 
 // args.out is memory for one block of the unit's rows.
 void best_of_unit(const IntegerKernels& kernels, const KernelTable& table, IntegerLinearArgs args, const IntegerCut& cut,
                   int64_t unit, const BestOfRows& best, int64_t claimant) {
-    const IntegerUnit u = unit_of(cut, unit);
-    const int64_t row0 = args.rows * u.tile0 / args.tiles, row1 = args.rows * u.tile1 / args.tiles;
-    BestArgs found = best.of(claimant, row0);
+    const IntegerUnit u = unit_of(args, cut, unit);
+    BestArgs found = best.of(claimant, u.row0);
     found.sums = args.out;
-    found.rows = row1 - row0;
+    found.rows = u.row1 - u.row0;
     found.stride = args.out_stride;
-    args.first_row = row0;
+    args.first_row = u.row0;
     for (int64_t block = u.block0; block < u.block1; ++block) {
         args.first_column = found.first_column = block * kIntegerColumns;
         found.columns = std::min<int64_t>(kIntegerColumns, args.n - found.first_column);
@@ -79,8 +93,8 @@ int64_t integer_weight_bytes(int64_t rows, int64_t groups, bool four) {
     return divide_up(rows, kIntegerColumns) * groups * (four ? kGroupBytes4 : kGroupBytes8);
 }
 
-IntegerWeight::IntegerWeight(int64_t rows, int64_t groups, bool four, WeightMemory& from)
-    : rows(rows), columns(groups * kGroup), four(four), memory(from.take(integer_weight_bytes(rows, groups, four))) {}
+IntegerWeight::IntegerWeight(int64_t rows, int64_t groups, bool four, bool gated, WeightMemory& from)
+    : rows(rows), columns(groups * kGroup), four(four), gated(gated), memory(from.take(integer_weight_bytes(rows, groups, four))) {}
 
 void pack_integer_blocks(const IntegerSource& source, bool gated, char* blocks, int64_t block0, int64_t block1) {
     const int64_t lines = source.four() ? 4 : 8, bytes = source.four() ? kGroupBytes4 : kGroupBytes8;
@@ -105,9 +119,10 @@ void pack_integer_blocks(const IntegerSource& source, bool gated, char* blocks, 
     }
 }
 
-std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source) {
-    auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.four(), weights_);
-    place_integers(source, false, weight->memory.data());
+std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source, bool gated) {
+    check_gates(source.rows, gated);
+    auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.four(), gated, weights_);
+    place_integers(source, gated, weight->memory.data());
     return weight;
 }
 
@@ -120,6 +135,7 @@ void Device::place_integers(const IntegerSource& source, bool gated, char* block
 
 nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table) {
     const Array in = read(ids, "ids", Type::int32, 1);
+    check(!table.gated, "embedding: the table was packed for gated_linear");
     hold(table);
     const Size rows = rows_of(in);
     const Result out = result(Type::float32, rows, table.columns, 2);
@@ -138,6 +154,7 @@ void Device::quantize_rows(const IntegerKernels& kernels, const QuantizeArgs& ar
 
 nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual) {
     const Array in = read(x, "x", act(), 2);
+    check(!weight.gated, "linear: the weight was packed for gated_linear");
     const Size rows = rows_of(in);
     const int64_t groups = weight.columns / kGroup;
     IntegerLinearArgs args{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four,
@@ -159,9 +176,39 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     return out;
 }
 
+// Pair by pair of blocks, whose products lie in a cache until they have passed their gates.
+nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias) {
+    const Array in = read(x, "x", act(), 2);
+    const Size rows = rows_of(in);
+    nb::object out;
+    const GatedBlockArgs gate = open_gates(in, weight, bias, out);
+    const int64_t groups = weight.columns / kGroup, sums_size = std::min(rows.capacity, 2 * kRowsOfUnit) * 2 * kIntegerColumns;
+    const auto records = scratch(rows.capacity * groups * kRecord);
+    const auto sums = scratch(pool_.size() * sums_size * 4);
+    IntegerLinearArgs args{records.data(), weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four,
+                           2 * kIntegerColumns};
+    QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four};
+    follow({}); // what it reads first is not worth knowing: blocks are small
+    issue([this, args, quantize, rows, gate, sums_size, own = reinterpret_cast<float*>(sums.data())]() mutable {
+        args.rows = quantize.rows = rows.now();
+        const IntegerKernels& kernels = kernels_for(*integer_, args.rows);
+        args.tiles = quantize.tiles = divide_up(args.rows, kernels.rows_of_tile);
+        quantize_rows(kernels, quantize);
+        args.pieces = coming_.next < coming_.count ? &coming_ : nullptr;
+        const IntegerCut cut = cut_integer(args, pool_.size(), 2);
+        over_units(cut.units(), [&](int64_t unit, int thread) {
+            IntegerLinearArgs now = args;
+            now.out = own + thread * sums_size;
+            gate_unit(kernels, *kernels_, now, cut, unit, gate);
+        });
+    });
+    return out;
+}
+
 // Block by block, whose products lie in a cache until the best of their rows are known.
 nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weight, nb::handle allowed) {
     const Array in = read(x, "x", act(), 2);
+    check(!weight.gated, "linear_argmax: the weight was packed for gated_linear");
     check(in.shape[1] == weight.columns, "linear_argmax: x must have one column for each input of the weight");
     hold(weight);
     const Size rows = rows_of(in);

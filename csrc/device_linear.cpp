@@ -61,10 +61,6 @@ NextWeight units_of(const PackedWeight& weight, int64_t together) {
     return {weight.memory.data(), divide_up(blocks, together), weight.memory.bytes() / blocks * together};
 }
 
-void check_gates(int64_t rows, bool gated) {
-    check(!gated || rows % (2 * kColumnBlock) == 0, "a gated weight must have a multiple of 64 rows");
-}
-
 } // namespace
 
 std::unique_ptr<PackedWeight> Device::pack(nb::handle matrix, bool gated) {
@@ -212,13 +208,7 @@ void Device::multiply_gated(const LinearArgs& args, const NextWeight& next, cons
             now.first_row = row0;
             now.first_column = block0 * kColumnBlock;
             kernel(now, row0, row1, block0, block1);
-            const int64_t column = block0 / 2 * kColumnBlock;
-            GatedBlockArgs block = gate;
-            block.sums = mine;
-            block.rows = row1 - row0;
-            if (gate.bias) block.bias = gate.bias + column;
-            block.out = static_cast<char*>(gate.out) + (row0 * gate.out_stride + column) * (gate.out_bf16 ? 2 : 4);
-            kernels_->silu_and_mul_block(block);
+            kernels_->silu_and_mul_block(block_of(gate, mine, row0, row1, block0 / 2 * kColumnBlock));
         };
         const char* after = next.begin(own, claimants);
         for (Spans::Claim claim; spans.claim(static_cast<int>(own), 1, claim);) run_units(unit, own_args, cut, claim, after);
@@ -304,18 +294,9 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
 
 nb::object Device::gated_linear(nb::handle x, const PackedWeight& weight, nb::handle bias) {
     const Array in = read(x, "x", act(), 2);
-    check(weight.gated, "gated_linear: the weight was packed for linear");
-    check(in.shape[1] == weight.columns, "gated_linear: x must have one column for each input of the weight");
-    hold(weight);
     const Size rows = rows_of(in);
-    const int64_t size = weight.rows / 2;
-    const Result out = result(act(), rows, size, 2);
-    GatedBlockArgs gate{nullptr, nullptr, out.data, 0, size, size, act_bf16_};
-    if (!bias.is_none()) {
-        const Array b = read(bias, "bias", Type::float32, 1);
-        check(b.shape[0] == weight.rows, "gated_linear: bias must have one value for each output of the weight");
-        gate.bias = b.floats();
-    }
+    nb::object out;
+    const GatedBlockArgs gate = open_gates(in, weight, bias, out);
     LinearArgs args = product_of(in, weight);
     args.out_stride = 2 * kColumnBlock;
     const auto memory = staging_for(args, rows.capacity);
@@ -324,7 +305,7 @@ nb::object Device::gated_linear(nb::handle x, const PackedWeight& weight, nb::ha
     issue([this, args, gate, rows, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), next = follow(units_of(weight, 2))] {
         multiply_gated(staged(args, rows.now(), stage), *next, gate, own, act_bf16_);
     });
-    return out.array;
+    return out;
 }
 
 } // namespace octavo

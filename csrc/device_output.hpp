@@ -30,4 +30,35 @@ nb::object Device::open_output(Args& args, const Array& in, const Weight& weight
     return out.array;
 }
 
+template <class Weight>
+GatedBlockArgs Device::open_gates(const Array& in, const Weight& weight, nb::handle bias, nb::object& out) {
+    hold(weight);
+    check(weight.gated, "gated_linear: the weight was packed for linear");
+    check(in.shape[1] == weight.columns, "gated_linear: x must have one column for each input of the weight");
+    const int64_t size = weight.rows / 2;
+    const Result into = result(act(), rows_of(in), size, 2);
+    out = into.array;
+    GatedBlockArgs gate{nullptr, nullptr, into.data, 0, size, size, act_bf16_};
+    if (!bias.is_none()) {
+        const Array b = read(bias, "bias", Type::float32, 1);
+        check(b.shape[0] == weight.rows, "gated_linear: bias must have one value for each output of the weight");
+        gate.bias = b.floats();
+    }
+    return gate;
+}
+
+// Of all gates those of the rows [row0, row1) whose sums are given, from a column on.
+inline GatedBlockArgs block_of(const GatedBlockArgs& gate, const float* sums, int64_t row0, int64_t row1, int64_t column) {
+    GatedBlockArgs block = gate;
+    block.sums = sums;
+    block.rows = row1 - row0;
+    if (gate.bias) block.bias = gate.bias + column;
+    block.out = static_cast<char*>(gate.out) + (row0 * gate.out_stride + column) * (gate.out_bf16 ? 2 : 4);
+    return block;
+}
+
+inline void check_gates(int64_t rows, bool gated) {
+    check(!gated || rows % (2 * kColumnBlock) == 0, "a gated weight must have a multiple of 64 rows");
+}
+
 } // namespace octavo

@@ -22,10 +22,11 @@ struct IntegerSource {
 
 // The same in blocks; see integer.hpp.
 struct IntegerWeight {
-    IntegerWeight(int64_t rows, int64_t groups, bool four, WeightMemory& from);
+    IntegerWeight(int64_t rows, int64_t groups, bool four, bool gated, WeightMemory& from);
 
     int64_t rows, columns;
     bool four;
+    bool gated; // as PackArgs has it
     WeightMemory::Slice memory;
 };
 

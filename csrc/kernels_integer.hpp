@@ -3,43 +3,59 @@
 
 inline int64_t tile_row(int64_t rows, int64_t tiles, int64_t tile) { return rows * tile / tiles; }
 
-// The definition is in octavo/backends/base.py, at linear.
-inline void quantize_group(const Vec (&x)[kGroup / W], char* record, bool four) {
-    const uint32_t largest = dlargest(x); // magnitudes compare like their bits, and NaN is above all
-    float magnitude, scale = 0.0f;
-    __builtin_memcpy(&magnitude, &largest, sizeof magnitude);
-    int32_t sum = 0;
-    if (largest < 0x7F800000u && magnitude >= 1e-30f) {
-        const Vec inverse = vset(127.0f / magnitude);
-        scale = magnitude / 127.0f;
-        Vec quants[kGroup / W], sums = vzero();
-        for (int v = 0; v < kGroup / W; ++v) {
-            quants[v] = vround(vmul(x[v], inverse));
-            sums = vadd(sums, quants[v]); // whole and small: exact
-        }
-        dstore_bytes(record, quants);
-        sum = static_cast<int32_t>(vsum(sums));
-    } else {
-        __builtin_memset(record, 0, kGroup);
-        if (largest >= 0x7F800000u) scale = __builtin_nanf("");
+constexpr int64_t kGroupsAtOnce = 64;
+
+template <bool kBf16> inline void load_group(const void* x, int64_t at, Vec (&to)[kGroup / W]) {
+    for (int v = 0; v < kGroup / W; ++v) {
+        if constexpr (kBf16) to[v] = vload_bf16(static_cast<const uint16_t*>(x) + at + v * W);
+        else to[v] = vload(static_cast<const float*>(x) + at + v * W);
     }
-    __builtin_memcpy(record + kGroup, &scale, sizeof scale);
-    const float scaled_sum = scale * static_cast<float>(sum);
-    sum *= -128;
-    if (four) __builtin_memcpy(record + kGroup + 4, &scaled_sum, sizeof scaled_sum);
-    else __builtin_memcpy(record + kGroup + 4, &sum, sizeof sum);
+}
+
+// Up to kGroupsAtOnce groups, from element `at` on. The definition is in octavo/backends/base.py, at linear. A group's scale and
+// then its numbers are one long chain; a processor cannot look far enough ahead to overlap many, so all scales come first.
+template <bool kBf16>
+inline void quantize_groups_at(const QuantizeArgs& a, int64_t at, int64_t groups, char* record, int64_t stride) {
+    uint32_t largest[kGroupsAtOnce][4];
+    float inverse[kGroupsAtOnce], scale[kGroupsAtOnce];
+    for (int64_t g = 0; g < groups; ++g) {
+        Vec x[kGroup / W];
+        load_group<kBf16>(a.x, at + g * kGroup, x);
+        __builtin_prefetch(record + g * stride, 1); // others read these records before: it takes a while to make them one's own
+        __builtin_prefetch(record + g * stride + kRecord - 1, 1);
+        dlargest(x, largest[g]); // magnitudes compare like their bits, and NaN is above all
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+        const uint32_t one = largest[g][0] > largest[g][1] ? largest[g][0] : largest[g][1];
+        const uint32_t other = largest[g][2] > largest[g][3] ? largest[g][2] : largest[g][3], bits = one > other ? one : other;
+        float magnitude;
+        __builtin_memcpy(&magnitude, &bits, sizeof magnitude);
+        const bool finite = bits < 0x7F800000u, usable = finite && magnitude >= 1e-30f;
+        inverse[g] = usable ? 127.0f / magnitude : 0.0f;
+        scale[g] = usable ? magnitude / 127.0f : finite ? 0.0f : __builtin_nanf("");
+    }
+    for (int64_t g = 0; g < groups; ++g, record += stride) {
+        int32_t sum = 0;
+        if (inverse[g] == 0.0f) {
+            __builtin_memset(record, 0, kGroup);
+        } else {
+            Vec x[kGroup / W];
+            load_group<kBf16>(a.x, at + g * kGroup, x);
+            for (Vec& v : x) v = vmul(v, vset(inverse[g]));
+            sum = dround_bytes(x, record);
+        }
+        __builtin_memcpy(record + kGroup, &scale[g], sizeof(float));
+        const float scaled = scale[g] * static_cast<float>(sum);
+        sum *= -128;
+        if (a.four) __builtin_memcpy(record + kGroup + 4, &scaled, sizeof scaled);
+        else __builtin_memcpy(record + kGroup + 4, &sum, sizeof sum);
+    }
 }
 
 // Row `row`; the records of its groups are `stride` bytes apart.
-template <bool kBf16> inline void quantize_row(const QuantizeArgs& a, int64_t row, char* record, int64_t stride) {
-    int64_t at = row * a.groups * kGroup;
-    for (int64_t g = 0; g < a.groups; ++g, at += kGroup, record += stride) {
-        Vec values[kGroup / W];
-        for (int v = 0; v < kGroup / W; ++v) {
-            if constexpr (kBf16) values[v] = vload_bf16(static_cast<const uint16_t*>(a.x) + at + v * W);
-            else values[v] = vload(static_cast<const float*>(a.x) + at + v * W);
-        }
-        quantize_group(values, record, a.four);
+template <bool kBf16> void quantize_row(const QuantizeArgs& a, int64_t row, char* record, int64_t stride) {
+    for (int64_t g = 0; g < a.groups; g += kGroupsAtOnce) {
+        quantize_groups_at<kBf16>(a, (row * a.groups + g) * kGroup, min64(kGroupsAtOnce, a.groups - g), record + g * stride, stride);
     }
 }
 
@@ -222,7 +238,8 @@ constexpr IntegerTiles kIntegerTiles;
 // What all tiles pass before any goes on, at most, in bytes of weights: it and the next one stay in the nearest cache. Many tiles
 // pass a larger one, because going on to the next tile costs more than coming back to the weights.
 constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10;
-// Bytes ahead of a tile that is alone: hardware that reads ahead keeps up with one row, and far requests would get in its way.
+// Bytes ahead of a tile that is alone: hardware that reads ahead keeps up with one row of 4 bits, and far requests would get in its
+// way; with 8 bits a row goes through twice as many bytes in the same time.
 constexpr int64_t kRowAhead = 1 << 10, kRowsAhead = 6 << 10;
 constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 
@@ -266,7 +283,7 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
         pass.group0 = a.groups * chunk / chunks;
         pass.group1 = a.groups * (chunk + 1) / chunks;
         pass.fetch = a.weight + (block * a.groups + pass.group1) * group_bytes;
-        if (streams) pass.fetch = a.weight + block * a.groups * group_bytes + (a.rows == 1 ? kRowAhead : kRowsAhead);
+        if (streams) pass.fetch = a.weight + block * a.groups * group_bytes + (a.rows == 1 && a.four ? kRowAhead : kRowsAhead);
         for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += (pass.group1 - pass.group0) * pass.fetch_bytes) {
             pass.row = tile_row(a.rows, a.tiles, tile);
             pass.sums = sums + (pass.row - row0) * kIntegerColumns;

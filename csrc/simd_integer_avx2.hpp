@@ -17,23 +17,25 @@ inline void vstore_half(char* p, Vec v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-// The largest magnitude, as its bits.
-inline uint32_t dlargest(const Vec (&x)[4]) {
+// The largest magnitudes of four parts, as their bits.
+inline void dlargest(const Vec (&x)[4], uint32_t (&to)[4]) {
     const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
     __m256i largest = _mm256_and_si256(_mm256_castps_si256(x[0]), magnitude);
     for (int v = 1; v < 4; ++v) largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(x[v]), magnitude));
-    __m128i half = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
-    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4E));
-    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0xB1));
-    return static_cast<uint32_t>(_mm_cvtsi128_si32(half));
+    const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), four);
 }
-// Whole numbers from -127 to 127 as signed bytes.
-inline void dstore_bytes(char* p, const Vec (&x)[4]) {
+// The nearest whole numbers, ties to even, all from -127 to 127, as signed bytes; and their sum.
+inline int32_t dround_bytes(const Vec (&x)[4], char* p) {
     const __m256i low = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
     const __m256i high = _mm256_packs_epi32(_mm256_cvtps_epi32(x[2]), _mm256_cvtps_epi32(x[3]));
-    const __m256i order = _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0); // packing works on each half of a register
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); // packing works within halves
     const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bytes);
+    const __m256i pairs = _mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
 }
 
 using Fours = __m256i; // sums on their way to dots

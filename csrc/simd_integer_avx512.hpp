@@ -17,18 +17,24 @@ inline void vstore_half(char* p, Vec v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-// The largest magnitude, as its bits.
-inline uint32_t dlargest(const Vec (&x)[2]) {
+// The largest magnitudes of four parts, as their bits.
+inline void dlargest(const Vec (&x)[2], uint32_t (&to)[4]) {
     const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
     const __m512i a = _mm512_and_si512(_mm512_castps_si512(x[0]), magnitude);
     const __m512i b = _mm512_and_si512(_mm512_castps_si512(x[1]), magnitude);
-    return static_cast<uint32_t>(_mm512_reduce_max_epi32(_mm512_max_epi32(a, b)));
+    const __m512i both = _mm512_max_epi32(a, b);
+    const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
 }
-// Whole numbers from -127 to 127 as signed bytes.
-inline void dstore_bytes(char* p, const Vec (&x)[2]) {
-    for (int v = 0; v < 2; ++v) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + v, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x[v])));
-    }
+// The nearest whole numbers, ties to even, all from -127 to 127, as signed bytes; and their sum.
+inline int32_t dround_bytes(const Vec (&x)[2], char* p) {
+    const __m512i whole[2] = {_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1])};
+    for (int v = 0; v < 2; ++v) _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + v, _mm512_cvtepi32_epi8(whole[v]));
+    const __m512i both = _mm512_add_epi32(whole[0], whole[1]);
+    const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
 }
 
 using Fours = __m512i; // sums on their way to dots

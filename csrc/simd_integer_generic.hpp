@@ -27,18 +27,24 @@ inline void vstore_half(char* p, Vec v) {
     }
 }
 
-// The largest magnitude, as its bits.
-inline uint32_t dlargest(const Vec (&x)[8]) {
-    uint32_t largest = 0;
+// The largest magnitudes of four parts, as their bits.
+inline void dlargest(const Vec (&x)[8], uint32_t (&to)[4]) {
+    WordVec largest{};
     for (const Vec& v : x) {
-        const WordVec magnitudes = reinterpret_cast<WordVec>(v) & 0x7FFFFFFFu;
-        for (int i = 0; i < W; ++i) largest = magnitudes[i] > largest ? magnitudes[i] : largest;
+        const WordVec magnitude = reinterpret_cast<WordVec>(v) & 0x7FFFFFFFu;
+        largest = magnitude > largest ? magnitude : largest;
     }
-    return largest;
+    __builtin_memcpy(to, &largest, sizeof to);
 }
-// Whole numbers from -127 to 127 as signed bytes.
-inline void dstore_bytes(char* p, const Vec (&x)[8]) {
-    for (int i = 0; i < kGroup; ++i) p[i] = static_cast<char>(static_cast<int32_t>(x[i / W][i % W]));
+// The nearest whole numbers, ties to even, all from -127 to 127, as signed bytes; and their sum.
+inline int32_t dround_bytes(const Vec (&x)[8], char* p) {
+    IntVec total{};
+    for (int v = 0; v < 8; ++v) {
+        const IntVec whole = __builtin_convertvector(vround(x[v]), IntVec);
+        for (int i = 0; i < W; ++i) p[v * W + i] = static_cast<char>(whole[i]);
+        total += whole;
+    }
+    return (total[0] + total[1]) + (total[2] + total[3]);
 }
 
 using Fours = Dots;

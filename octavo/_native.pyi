@@ -132,10 +132,10 @@ class Device:
     def pack(self, weight: np.ndarray, *, gated: bool = False) -> PackedWeight:
         """``gated``: a multiple of 64 rows, the first half of them gates, for ``gated_linear``."""
 
-    def pack_int8(self, values: np.ndarray, scales: np.ndarray) -> IntegerWeight:
+    def pack_int8(self, values: np.ndarray, scales: np.ndarray, *, gated: bool = False) -> IntegerWeight:
         """int8[rows, columns]; float16 as uint16[rows, columns / 32]."""
 
-    def pack_int4(self, packed: np.ndarray, scales: np.ndarray, minimums: np.ndarray) -> IntegerWeight:
+    def pack_int4(self, packed: np.ndarray, scales: np.ndarray, minimums: np.ndarray, *, gated: bool = False) -> IntegerWeight:
         """uint8[rows, columns / 2]; float16 as uint16[rows, columns / 32] twice."""
 
     @overload
@@ -158,7 +158,7 @@ class Device:
     ) -> np.ndarray:
         """An ``allowed`` without columns allows all, as None does."""
 
-    def gated_linear(self, x: np.ndarray, weight: PackedWeight, bias: np.ndarray | None) -> np.ndarray: ...
+    def gated_linear(self, x: np.ndarray, weight: PackedWeight | IntegerWeight, bias: np.ndarray | None) -> np.ndarray: ...
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray: ...
     def silu_and_mul(self, gate_up: np.ndarray) -> np.ndarray: ...
     def gather_rows(self, x: np.ndarray, rows: np.ndarray) -> np.ndarray: ...

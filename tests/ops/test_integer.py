@@ -57,6 +57,24 @@ def size_of_sums(x: np.ndarray, weight: Integer) -> np.ndarray:
 
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=15, deadline=None)
+@given(seed=SEEDS, m=st.integers(0, 500), groups=GROUPS, pairs=st.integers(1, 8), bias=st.booleans())
+def test_gated_linear_is_linear_and_its_gates(
+    isa: str, kernels: str, kind: str, dtype: str, seed: int, m: int, groups: int, pairs: int, bias: bool
+) -> None:
+    weight, x = random_weight(seed, kind, 64 * pairs, groups), act(normal(seed + 1, m, groups * GROUP), dtype)
+    b = normal(seed + 2, 64 * pairs) if bias else None
+    for threads in (1, 3):
+        backend = device(isa, kernels, dtype, threads)
+        packed = backend.weight(weight, gated=True)
+        assert packed.gated
+        apart = backend.ops.silu_and_mul(backend.ops.linear(x, backend.weight(weight), bias=b))
+        assert same_bits(np.array(backend.ops.gated_linear(x, packed, bias=b)), np.array(apart))
+
+
+@pytest.mark.parametrize(("isa", "kernels"), KERNELS)
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None)
 @given(seed=SEEDS, m=st.integers(0, 500), groups=GROUPS, n=st.integers(1, 400), spoilt=st.booleans())
 def test_linear_argmax_is_linear_and_its_argmax(
@@ -178,23 +196,25 @@ def test_activations_that_stay_as_they_are_cost_no_accuracy(isa: str, kernels: s
     assert errors[1] < 1e-6 < 1e-3 < errors[0] < 0.008
 
 
-def identity(groups: int) -> Int8Group:
+@cache
+def identity(isa: str, kernels: str, groups: int) -> Any:
     """Outputs are the quantized inputs."""
     columns = groups * GROUP
-    return Int8Group(np.eye(columns, dtype=np.int8), np.ones((columns, groups), np.float16))
+    layout = Int8Group(np.eye(columns, dtype=np.int8), np.ones((columns, groups), np.float16))
+    return device(isa, kernels, "float32").weight(layout)
 
 
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)
+@pytest.mark.parametrize("groups", [3, 67])
 @settings(max_examples=20, deadline=None)
 @given(seed=SEEDS, size=st.sampled_from([1e-36, 1e-29, 1.0, 1e30]))
-def test_activations_are_quantized_as_defined(isa: str, kernels: str, seed: int, size: float) -> None:
-    x = normal(seed, 5, 3 * GROUP) * np.float32(size)
+def test_activations_are_quantized_as_defined(isa: str, kernels: str, groups: int, seed: int, size: float) -> None:
+    x = normal(seed, 5, groups * GROUP) * np.float32(size)
     x[0, :GROUP] = 0
     x[1, :GROUP] = np.arange(-16, 16) + 0.5  # halves between whole numbers: to even
     x[1, 0] = 127
     quants, scales = quantize_activations(x)
-    backend = device(isa, kernels, "float32")
-    found = backend.ops.linear(x, backend.weight(identity(3)))
+    found = device(isa, kernels, "float32").ops.linear(x, identity(isa, kernels, groups))
     assert same_bits(np.array(found), (quants * scales[..., None]).reshape(x.shape) + np.float32(0))
 
 
@@ -231,6 +251,25 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
         native.linear(np.zeros((1, 32), BF16), packed, None, None)
     with pytest.raises(ValueError, match="token id"):
         native.embedding(np.array([4], np.int32), packed)
+    with pytest.raises(ValueError, match="the weight was packed for linear"):
+        native.gated_linear(np.zeros((1, 64), BF16), packed, None)
+
+
+def test_gates_are_refused_by_all_but_gated_linear() -> None:
+    native = _native.Device("auto", 1, cores=[], act_bfloat16=True, bfloat16=BF16)
+    with pytest.raises(ValueError, match="multiple of 64 rows"):
+        native.pack_int8(np.zeros((96, 64), np.int8), np.zeros((96, 2), np.uint16), gated=True)
+    gates, x = native.pack_int8(np.zeros((64, 64), np.int8), np.zeros((64, 2), np.uint16), gated=True), np.zeros((1, 64), BF16)
+    with pytest.raises(ValueError, match="one column for each input"):
+        native.gated_linear(x[:, :32], gates, None)
+    with pytest.raises(ValueError, match="bias must have one value"):
+        native.gated_linear(x, gates, np.zeros(32, np.float32))
+    with pytest.raises(ValueError, match="linear: the weight was packed for gated_linear"):
+        native.linear(x, gates, None, None)
+    with pytest.raises(ValueError, match="linear_argmax: the weight was packed for gated_linear"):
+        native.linear_argmax(x, gates)
+    with pytest.raises(ValueError, match="embedding: the table was packed for gated_linear"):
+        native.embedding(np.zeros(1, np.int32), gates)
 
 
 def test_empty_batches_and_unknown_kernels() -> None:

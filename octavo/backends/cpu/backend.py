@@ -87,7 +87,7 @@ class CpuBackend:
     def weight(self, layout: Layout, *, gated: bool = False) -> "_native.PackedWeight | _native.IntegerWeight":
         """Packed for ``linear`` and ``embedding``, or for ``gated_linear``; a dense one is rounded to the compute dtype. The
         layout is not kept."""
-        # Other sizes, and products with activations in 8 bits, are multiplied first and pass their gates in an op of its own.
+        # Other sizes are multiplied first and pass their gates in an op of its own.
         fused = gated and layout.shape[0] % (2 * _COLUMN_BLOCK) == 0
         if isinstance(layout, Dense):
             return self._device.pack(np.ascontiguousarray(layout.array), gated=fused)
@@ -97,11 +97,11 @@ class CpuBackend:
         if isinstance(layout, Int8Group):
             values = np.ascontiguousarray(layout.values)
             if self._quantized_activations:
-                return self._device.pack_int8(values, scales)
+                return self._device.pack_int8(values, scales, gated=fused)
             return self._device.pack_grouped(values, scales, gated=fused)
         packed, minimums = np.ascontiguousarray(layout.packed), np.ascontiguousarray(layout.minimums).view(np.uint16)
         if self._quantized_activations:
-            return self._device.pack_int4(packed, scales, minimums)
+            return self._device.pack_int4(packed, scales, minimums, gated=fused)
         return self._device.pack_grouped(packed, scales, minimums, gated=fused)
 
     def tensor(self, array: np.ndarray) -> np.ndarray:
