@@ -150,7 +150,14 @@ private:
     void multiply(const LinearArgs& args, const NextWeight& next, bool bf16);
     void multiply_gated(const LinearArgs& args, const NextWeight& next, const GatedBlockArgs& gate, float* sums, bool bf16);
     void multiply_argmax(const LinearArgs& args, const BestOfRows& best, float* sums, int32_t* places, bool bf16);
-    void quantize_rows(const IntegerKernels& kernels, const QuantizeArgs& args);
+    // What an op with integer weights quantizes and multiplies: as far as it is known beforehand, and, for bodies, all of it. That
+    // quantizes so many rows and returns the kernels for them.
+    struct IntegerProduct {
+        IntegerLinearArgs args;
+        QuantizeArgs quantize;
+    };
+    IntegerProduct product_of(const Array& x, const IntegerWeight& weight, int64_t out_stride);
+    const IntegerKernels& quantize_rows(IntegerProduct& product, int64_t rows, char* records);
     bool attend(const AttentionArgs& args, int64_t sequences);
     void announce(const AttentionArgs& args, int64_t sequences, const char* next_layer);
 

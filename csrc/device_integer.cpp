@@ -148,27 +148,33 @@ nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table)
     return out.array;
 }
 
-void Device::quantize_rows(const IntegerKernels& kernels, const QuantizeArgs& args) {
-    over_rows(args.tiles, 2 * args.rows * args.groups * kGroup, [&](int64_t t0, int64_t t1) { kernels.quantize(args, t0, t1); });
+Device::IntegerProduct Device::product_of(const Array& x, const IntegerWeight& weight, int64_t out_stride) {
+    follow({}); // what it reads first is not worth knowing: blocks are small
+    const int64_t groups = weight.columns / kGroup;
+    return {{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, out_stride},
+            {x.data, nullptr, 0, groups, 0, act_bf16_, weight.four}};
+}
+
+const IntegerKernels& Device::quantize_rows(IntegerProduct& product, int64_t rows, char* records) {
+    const IntegerKernels& kernels = kernels_for(*integer_, rows);
+    QuantizeArgs& quantize = product.quantize;
+    product.args.x = quantize.out = records;
+    quantize.rows = product.args.rows = rows;
+    quantize.tiles = product.args.tiles = divide_up(rows, kernels.rows_of_tile);
+    over_rows(quantize.tiles, 2 * rows * quantize.groups * kGroup, [&](int64_t t0, int64_t t1) { kernels.quantize(quantize, t0, t1); });
+    return kernels;
 }
 
 nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual) {
     const Array in = read(x, "x", act(), 2);
     check(!weight.gated, "linear: the weight was packed for gated_linear");
     const Size rows = rows_of(in);
-    const int64_t groups = weight.columns / kGroup;
-    IntegerLinearArgs args{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four,
-                           weight.rows};
-    nb::object out = open_output(args, in, weight, bias, residual);
-    const auto records = scratch(rows.capacity * groups * kRecord);
-    args.x = records.data();
-    QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four};
-    follow({}); // what it reads first is not worth knowing: blocks are small
-    issue([this, args, quantize, rows]() mutable {
-        args.rows = quantize.rows = rows.now();
-        const IntegerKernels& kernels = kernels_for(*integer_, args.rows);
-        args.tiles = quantize.tiles = divide_up(args.rows, kernels.rows_of_tile);
-        quantize_rows(kernels, quantize);
+    IntegerProduct product = product_of(in, weight, weight.rows);
+    nb::object out = open_output(product.args, in, weight, bias, residual);
+    const auto records = scratch(rows.capacity * weight.columns / kGroup * kRecord);
+    issue([this, product, rows, memory = records.data()]() mutable {
+        const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
+        IntegerLinearArgs& args = product.args;
         args.pieces = coming_.next < coming_.count ? &coming_ : nullptr;
         const IntegerCut cut = cut_integer(args, pool_.size());
         over_units(cut.units(), [&](int64_t unit, int) { run_integer_unit(kernels, args, cut, unit); });
@@ -182,22 +188,16 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     const Size rows = rows_of(in);
     nb::object out;
     const GatedBlockArgs gate = open_gates(in, weight, bias, out);
-    const int64_t groups = weight.columns / kGroup, sums_size = std::min(rows.capacity, 2 * kRowsOfUnit) * 2 * kIntegerColumns;
-    const auto records = scratch(rows.capacity * groups * kRecord);
+    const int64_t sums_size = std::min(rows.capacity, 2 * kRowsOfUnit) * 2 * kIntegerColumns;
+    const auto records = scratch(rows.capacity * weight.columns / kGroup * kRecord);
     const auto sums = scratch(pool_.size() * sums_size * 4);
-    IntegerLinearArgs args{records.data(), weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four,
-                           2 * kIntegerColumns};
-    QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four};
-    follow({}); // what it reads first is not worth knowing: blocks are small
-    issue([this, args, quantize, rows, gate, sums_size, own = reinterpret_cast<float*>(sums.data())]() mutable {
-        args.rows = quantize.rows = rows.now();
-        const IntegerKernels& kernels = kernels_for(*integer_, args.rows);
-        args.tiles = quantize.tiles = divide_up(args.rows, kernels.rows_of_tile);
-        quantize_rows(kernels, quantize);
-        args.pieces = coming_.next < coming_.count ? &coming_ : nullptr;
-        const IntegerCut cut = cut_integer(args, pool_.size(), 2);
+    IntegerProduct product = product_of(in, weight, 2 * kIntegerColumns);
+    issue([this, product, rows, gate, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data())]() mutable {
+        const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
+        product.args.pieces = coming_.next < coming_.count ? &coming_ : nullptr;
+        const IntegerCut cut = cut_integer(product.args, pool_.size(), 2);
         over_units(cut.units(), [&](int64_t unit, int thread) {
-            IntegerLinearArgs now = args;
+            IntegerLinearArgs now = product.args;
             now.out = own + thread * sums_size;
             gate_unit(kernels, *kernels_, now, cut, unit, gate);
         });
@@ -213,26 +213,20 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     hold(weight);
     const Size rows = rows_of(in);
     const Allowed bits = read_allowed(allowed, rows, weight.rows);
-    const int64_t groups = weight.columns / kGroup, most_rows = std::min(rows.capacity, 2 * kRowsOfUnit);
+    const int64_t sums_size = std::min(rows.capacity, 2 * kRowsOfUnit) * kIntegerColumns;
     const Result out = result(Type::int32, rows, 1, 1);
-    const auto records = scratch(rows.capacity * groups * kRecord);
-    const auto sums = scratch(pool_.size() * most_rows * kIntegerColumns * 4);
+    const auto records = scratch(rows.capacity * weight.columns / kGroup * kRecord);
+    const auto sums = scratch(pool_.size() * sums_size * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
-    IntegerLinearArgs args{records.data(), weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four,
-                           kIntegerColumns};
-    QuantizeArgs quantize{in.data, records.data(), 0, groups, 0, act_bf16_, args.four};
-    follow({}); // what it reads first is not worth knowing: blocks are small
-    issue([this, args, quantize, rows, bits, most_rows, own = reinterpret_cast<float*>(sums.data()), memory = bests.data(),
-           places = out.ints()]() mutable {
-        args.rows = quantize.rows = rows.now();
-        const IntegerKernels& kernels = kernels_for(*integer_, args.rows);
-        args.tiles = quantize.tiles = divide_up(args.rows, kernels.rows_of_tile);
-        quantize_rows(kernels, quantize);
-        const IntegerCut cut = cut_integer(args, pool_.size());
-        const BestOfRows best(memory, pool_.size(), args.rows, bits.now(), bits.words);
+    IntegerProduct product = product_of(in, weight, kIntegerColumns);
+    issue([this, product, rows, bits, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
+           found = bests.data(), places = out.ints()]() mutable {
+        const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
+        const IntegerCut cut = cut_integer(product.args, pool_.size());
+        const BestOfRows best(found, pool_.size(), rows.now(), bits.now(), bits.words);
         over_units(cut.units(), [&](int64_t unit, int thread) {
-            IntegerLinearArgs now = args;
-            now.out = own + thread * most_rows * kIntegerColumns;
+            IntegerLinearArgs now = product.args;
+            now.out = own + thread * sums_size;
             best_of_unit(kernels, *kernels_, now, cut, unit, best, thread);
         });
         best.merge(places);
