@@ -150,13 +150,13 @@ private:
     void multiply(const LinearArgs& args, const NextWeight& next, bool bf16);
     void multiply_gated(const LinearArgs& args, const NextWeight& next, const GatedBlockArgs& gate, float* sums, bool bf16);
     void multiply_argmax(const LinearArgs& args, const BestOfRows& best, float* sums, int32_t* places, bool bf16);
-    // What an op with integer weights quantizes and multiplies: as far as it is known beforehand, and, for bodies, all of it. That
-    // quantizes so many rows and returns the kernels for them.
+    // What an op with integer weights quantizes and multiplies, as far as it is known beforehand.
     struct IntegerProduct {
         IntegerLinearArgs args;
         QuantizeArgs quantize;
     };
-    IntegerProduct product_of(const Array& x, const IntegerWeight& weight, int64_t out_stride);
+    IntegerProduct product_of(const Array& x, const IntegerWeight& weight, int64_t out_stride) const;
+    // For bodies: quantizes so many rows to records, and returns the kernels for them.
     const IntegerKernels& quantize_rows(IntegerProduct& product, int64_t rows, char* records);
     bool attend(const AttentionArgs& args, int64_t sequences);
     void announce(const AttentionArgs& args, int64_t sequences, const char* next_layer);

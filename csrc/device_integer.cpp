@@ -148,8 +148,7 @@ nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table)
     return out.array;
 }
 
-Device::IntegerProduct Device::product_of(const Array& x, const IntegerWeight& weight, int64_t out_stride) {
-    follow({}); // what it reads first is not worth knowing: blocks are small
+Device::IntegerProduct Device::product_of(const Array& x, const IntegerWeight& weight, int64_t out_stride) const {
     const int64_t groups = weight.columns / kGroup;
     return {{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, out_stride},
             {x.data, nullptr, 0, groups, 0, act_bf16_, weight.four}};
@@ -172,6 +171,7 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     IntegerProduct product = product_of(in, weight, weight.rows);
     nb::object out = open_output(product.args, in, weight, bias, residual);
     const auto records = scratch(rows.capacity * weight.columns / kGroup * kRecord);
+    follow({}); // what it reads first is not worth knowing: blocks are small
     issue([this, product, rows, memory = records.data()]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
         IntegerLinearArgs& args = product.args;
@@ -192,6 +192,7 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     const auto records = scratch(rows.capacity * weight.columns / kGroup * kRecord);
     const auto sums = scratch(pool_.size() * sums_size * 4);
     IntegerProduct product = product_of(in, weight, 2 * kIntegerColumns);
+    follow({}); // as linear does
     issue([this, product, rows, gate, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data())]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
         product.args.pieces = coming_.next < coming_.count ? &coming_ : nullptr;
@@ -219,6 +220,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     const auto sums = scratch(pool_.size() * sums_size * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
     IntegerProduct product = product_of(in, weight, kIntegerColumns);
+    follow({}); // as linear does
     issue([this, product, rows, bits, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
            found = bests.data(), places = out.ints()]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
