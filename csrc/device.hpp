@@ -130,6 +130,8 @@ private:
     template <class Call> void over_rows(int64_t rows, int64_t work, const Call& call);
     // For bodies: call(unit, thread) over all units in parallel.
     template <class Call> void over_units(int64_t count, const Call& call);
+    // For bodies: call(unit, claimant), each claimant's units one after the other as far as they last.
+    template <class Call> void over_spans(int64_t count, const Call& call);
 
     // Checks and takes in bias and residual, finds memory for the result of `in` times `weight` (a packed weight of any kind).
     template <class Args, class Weight>

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kPanelBytes = 256 << 10; // weights of a unit that meets many rows: they should stay in the second-level cache
 constexpr int64_t kRowsOfUnit = 192;       // rows of a unit: their records should stay there too
 constexpr int64_t kUnitsPerThread = 12;    // at most
-constexpr double kUnitNanoseconds = 6000;  // a unit costs some hundred nanoseconds to hand out
+constexpr double kUnitNanoseconds = 12000; // shorter units cost more to begin than a more even end is worth
 
 const IntegerKernels& kernels_for(const IntegerKernels& kernels, int64_t rows) {
     return kernels.few && rows < kManyRows ? *kernels.few() : kernels;
@@ -177,7 +177,7 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
         IntegerLinearArgs& args = product.args;
         args.pieces = coming_.next < coming_.count ? &coming_ : nullptr;
         const IntegerCut cut = cut_integer(args, pool_.size());
-        over_units(cut.units(), [&](int64_t unit, int) { run_integer_unit(kernels, args, cut, unit); });
+        over_spans(cut.units(), [&](int64_t unit, int64_t) { run_integer_unit(kernels, args, cut, unit); });
     });
     return out;
 }
@@ -197,9 +197,9 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
         product.args.pieces = coming_.next < coming_.count ? &coming_ : nullptr;
         const IntegerCut cut = cut_integer(product.args, pool_.size(), 2);
-        over_units(cut.units(), [&](int64_t unit, int thread) {
+        over_spans(cut.units(), [&](int64_t unit, int64_t claimant) {
             IntegerLinearArgs now = product.args;
-            now.out = own + thread * sums_size;
+            now.out = own + claimant * sums_size;
             gate_unit(kernels, *kernels_, now, cut, unit, gate);
         });
     });
@@ -226,10 +226,10 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size());
         const BestOfRows best(found, pool_.size(), rows.now(), bits.now(), bits.words);
-        over_units(cut.units(), [&](int64_t unit, int thread) {
+        over_spans(cut.units(), [&](int64_t unit, int64_t claimant) {
             IntegerLinearArgs now = product.args;
-            now.out = own + thread * sums_size;
-            best_of_unit(kernels, *kernels_, now, cut, unit, best, thread);
+            now.out = own + claimant * sums_size;
+            best_of_unit(kernels, *kernels_, now, cut, unit, best, claimant);
         });
         best.merge(places);
     });

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "device.hpp"
+#include "spans.hpp"
 
 namespace octavo {
 
@@ -28,6 +29,14 @@ template <class Body> void Device::issue(Body body) {
 }
 
 template <class Call> void Device::over_units(int64_t count, const Call& call) { pool_.run(count, call); }
+
+template <class Call> void Device::over_spans(int64_t count, const Call& call) {
+    const int64_t claimants = std::min<int64_t>(count, pool_.size());
+    Spans spans(count, static_cast<int>(claimants));
+    over_units(claimants, [&](int64_t own, int) {
+        for (Spans::Claim claim; spans.claim(static_cast<int>(own), 1, claim);) call(claim.begin, own);
+    });
+}
 
 template <class Call> void Device::over_rows(int64_t rows, int64_t work, const Call& call) {
     int64_t units = std::min({rows, int64_t{4} * pool_.size(), std::max<int64_t>(1, work / kParallelWork)});
