@@ -14,38 +14,41 @@ inline __m512i twice(int half) {
     return half ? _mm512_set_epi32(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8)
                 : _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
 }
+inline Vec every_other(float even, float odd) {
+    return _mm512_set_ps(odd, even, odd, even, odd, even, odd, even, odd, even, odd, even, odd, even, odd, even);
+}
 inline Words load_words(const char* p) {
     const __m512i words = _mm512_loadu_si512(p);
     return {{_mm512_permutexvar_epi32(twice(0), words), _mm512_permutexvar_epi32(twice(1), words)}};
 }
 
+// A byte is converted where it stands in its word; the powers of two that this brings in are taken out of the scales.
 template <bool kFour> struct GroupScales {
+    GroupScales() = default;
     explicit GroupScales(const char* p) {
         const Vec given = vload_half(p);
         // 8 bits are stored as value + 128. Products are exact: what is rounded is the sum, and then the number.
         const Vec added = kFour ? vload_half(p + kIntegerColumns * 2) : vmul(given, vset(-128.0f));
         for (int half = 0; half < 2; ++half) {
-            scale[half] = _mm512_permutexvar_ps(twice(half), given);
             minimum[half] = _mm512_permutexvar_ps(twice(half), added);
+            scale[half][0] = vmul(_mm512_permutexvar_ps(twice(half), given), every_other(1.0f, 0x1p-8f));
+            scale[half][1] = vmul(scale[half][0], vset(0x1p-16f));
         }
     }
-    Vec scale[2], minimum[2];
+    Vec scale[2][2], minimum[2]; // [half][pair]
 };
 
 // The numbers of four inputs: with 4 bits those in the low or in the high halves of the words' bytes.
 template <bool kFour, bool kHigh> inline void unpack(const Words& words, const GroupScales<kFour>& scales, Pairs (&to)[2]) {
-    const __m512i odd = _mm512_set_epi32(8, 0, 8, 0, 8, 0, 8, 0, 8, 0, 8, 0, 8, 0, 8, 0); // the second of a pair is in the next byte
-    const Vec numbers = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    constexpr int kByte = kFour ? 15 : 255;
 #pragma GCC unroll 2
     for (int pair = 0; pair < 2; ++pair) {
-        const __m512i shift = _mm512_add_epi32(odd, _mm512_set1_epi32(pair * 16 + (kHigh ? 4 : 0)));
+        const __m512i own = _mm512_set1_epi64(static_cast<int64_t>((uint64_t{kByte} << 40 | kByte) << pair * 16));
         Vec values[2];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
-            const __m512i bits = _mm512_srlv_epi32(words.of[half], shift); // permutations see the lowest four
-            const Vec whole = kFour ? _mm512_permutexvar_ps(bits, numbers)
-                                    : _mm512_cvtepi32_ps(_mm512_and_si512(bits, _mm512_set1_epi32(255)));
-            values[half] = vfma(whole, scales.scale[half], scales.minimum[half]);
+            const __m512i bits = kHigh ? _mm512_srli_epi32(words.of[half], 4) : words.of[half];
+            values[half] = vfma(_mm512_cvtepu32_ps(_mm512_and_si512(bits, own)), scales.scale[half][pair], scales.minimum[half]);
         }
         to[pair] = (Vec)_mm512_cvtne2ps_pbh(values[1], values[0]);
     }

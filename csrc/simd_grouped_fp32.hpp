@@ -12,6 +12,7 @@ inline Words load_words(const char* p) { return dload(p); }
 
 template <bool kFour> struct GroupScales {
     // 8 bits are stored as value + 128. Products are exact: what is rounded is the sum, and then the number.
+    GroupScales() = default;
     explicit GroupScales(const char* p)
         : scale(vload_half(p)), minimum(kFour ? vload_half(p + kIntegerColumns * 2) : vmul(scale, vset(-128.0f))) {}
     Vec scale, minimum;
