@@ -44,12 +44,13 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
                 __builtin_prefetch(from + kCompactNear + line);
                 __builtin_prefetch(from + kCompactFar + line, 0, 2);
             }
+            Vec weights[2][2];
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) unpack_half(from, half, table, weights[half]);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
-                Vec weights[2];
-                unpack_half(from, half, table, weights);
                 if constexpr (kAhead) ahead.fetch();
-                multiply(weights, x, number * 4 + half * 2);
+                multiply(weights[half], x, number * 4 + half * 2);
             }
         }
         if (number * 4 >= a.k) break;
