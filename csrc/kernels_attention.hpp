@@ -39,9 +39,9 @@ inline void fetch_rest(Ahead& ahead) {
 // Lines for each step of a panel that takes V vectors at once: so that a tile's are all asked for while another is computed.
 template <int V> constexpr int lines_of() { return V * W >= 32 ? 2 : 1; }
 
-// Of each head of a unit: the largest score, the sum of weights, and the values so weighted.
+// Of each head of a unit: the values, weighted; W sums of weights, each of every W-th position; what is subtracted from scores.
 struct HeadStates {
-    float *acc, *max, *sum;
+    float *acc, *sums, *max;
 };
 
 // F: what queries and weights are, float or bf16.
@@ -60,7 +60,7 @@ template <class F> constexpr int64_t kWeightStride = kTokenTile * sizeof(float) 
 inline int64_t padded_dim(int64_t head_dim) { return round_up(head_dim, 16); }
 
 int64_t attention_state(const AttentionArgs& a, int64_t rows) {
-    return round_up(rows * (a.num_heads / a.num_kv_heads) * (padded_dim(a.head_dim) + 2), 16);
+    return round_up(rows * (a.num_heads / a.num_kv_heads) * (padded_dim(a.head_dim) + W + 1), 16);
 }
 
 int64_t attention_scratch(const AttentionArgs& a, int64_t rows) {
@@ -69,7 +69,7 @@ int64_t attention_scratch(const AttentionArgs& a, int64_t rows) {
 }
 
 inline HeadStates states_at(float* memory, int64_t heads, int64_t width) {
-    return {memory, memory + heads * width, memory + heads * width + heads};
+    return {memory, memory + heads * width, memory + heads * (width + W)};
 }
 
 template <class F>
@@ -94,7 +94,7 @@ inline AttentionScratch<F> lay_out(const AttentionArgs& a, const AttentionUnit& 
 inline void clear(const HeadStates& state, int64_t heads, int64_t width) {
     for (int64_t i = 0; i < heads; ++i) {
         state.max[i] = -__builtin_inff();
-        state.sum[i] = 0.0f;
+        vstore(state.sums + i * W, vzero());
     }
     for (int64_t i = 0; i < heads * width; i += W) vstore(state.acc + i, vzero());
 }
@@ -108,20 +108,21 @@ inline float exp_of(float x) {
 // Takes `part`, of later positions, into `total`. A head that saw nothing has the sum 0.
 inline void merge(const HeadStates& total, const HeadStates& part, int64_t heads, int64_t width) {
     for (int64_t h = 0; h < heads; ++h) {
-        if (part.sum[h] == 0.0f) continue;
+        const Vec added = vload(part.sums + h * W), before = vload(total.sums + h * W);
+        if (vsum(added) == 0.0f) continue;
         float* to = total.acc + h * width;
         const float* from = part.acc + h * width;
-        if (total.sum[h] == 0.0f) {
+        if (vsum(before) == 0.0f) {
             total.max[h] = part.max[h];
-            total.sum[h] = part.sum[h];
+            vstore(total.sums + h * W, added);
             for (int64_t i = 0; i < width; i += W) vstore(to + i, vload(from + i));
             continue;
         }
         const float top = total.max[h] > part.max[h] ? total.max[h] : part.max[h];
         const float old = exp_of(total.max[h] - top), add = exp_of(part.max[h] - top);
-        total.max[h] = top;
-        total.sum[h] = total.sum[h] * old + part.sum[h] * add;
         const Vec a = vset(old), b = vset(add);
+        total.max[h] = top;
+        vstore(total.sums + h * W, vfma(added, b, vmul(before, a)));
         for (int64_t i = 0; i < width; i += W) vstore(to + i, vfma(vload(from + i), b, vmul(vload(to + i), a)));
     }
 }
@@ -440,6 +441,10 @@ template <class F> inline Vec weights_of(Vec scores, float top) {
     return vexp(vsub(scores, vset(top)));
 }
 
+// A score may be so much above what is subtracted from it: e^kSlack is no less exact than e^0, and almost no tile after the first
+// of a partition rescales what was accumulated, or waits for the largest of its scores.
+constexpr float kSlack = 8.0f;
+
 // Makes one head's scores in [begin, end) weights, of values without their scales, and rescales what was accumulated before.
 // kWhole: these are all of the tile.
 template <class F, bool kWhole, class T>
@@ -453,8 +458,9 @@ inline void softmax_row(const HeadStates& state, const Tile<T>& tile, float* sco
     const int first = kWhole ? 0 : begin / W * W, last = kWhole ? kTokenTile : end;
     Vec best = minus_inf;
     for (int i = first; i < last; i += W) best = vmax(best, seen_at(i));
-    const float old_max = state.max[head], tile_max = vmax_of(best);
-    const float new_max = tile_max > old_max ? tile_max : old_max;
+    const float old_max = state.max[head];
+    float new_max = old_max;
+    if (vany_above(best, old_max + kSlack)) new_max = vmax_of(best);
     Vec sum = vzero();
     for (int i = first; i < last; i += W) {
         const Vec weight = weights_of<F>(seen_at(i), new_max);
@@ -462,18 +468,12 @@ inline void softmax_row(const HeadStates& state, const Tile<T>& tile, float* sco
                       kQuantized<T> ? vmul(weight, vload(tile.value_scales[i / kTokenGroup] + i % kTokenGroup)) : weight);
         sum = vadd(sum, weight);
     }
-    if (new_max == old_max) { // what there was keeps its scale
-        state.sum[head] += vsum(sum);
-        return;
-    }
+    float* sums = state.sums + head * W;
+    if (new_max == old_max) return vstore(sums, vadd(vload(sums), sum)); // what there was keeps its scale
     state.max[head] = new_max;
-    if (old_max == -__builtin_inff()) { // nothing yet
-        state.sum[head] = vsum(sum);
-        return;
-    }
-    const float shrink = exp_of(old_max - new_max);
-    state.sum[head] = state.sum[head] * shrink + vsum(sum);
-    const Vec factor = vset(shrink);
+    if (old_max == -__builtin_inff()) return vstore(sums, sum); // nothing yet
+    const Vec factor = vset(exp_of(old_max - new_max));
+    vstore(sums, vfma(vload(sums), factor, sum));
     float* acc = state.acc + head * width;
     for (int64_t i = 0; i < width; i += W) vstore(acc + i, vmul(vload(acc + i), factor));
 }
@@ -546,7 +546,7 @@ inline void write_output(const AttentionArgs& a, const AttentionUnit& u, const H
         for (int64_t g = 0; g < group; ++g) {
             const int64_t head = (r - u.row0) * group + g;
             const int64_t at = (r * a.num_heads + u.kv_head * group + g) * a.head_dim;
-            const Vec scale = vset(1.0f / state.sum[head]);
+            const Vec scale = vset(1.0f / vsum(vload(state.sums + head * W)));
             for (int64_t i = 0; i < a.head_dim; i += W) {
                 vstore_as(a.out, at + i, vmul(vload(state.acc + head * width + i), scale), min64(W, a.head_dim - i), a.out_bf16);
             }

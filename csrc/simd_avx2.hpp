@@ -37,6 +37,7 @@ inline float vmax_of(Vec v) {
     __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
+inline bool vany_above(Vec v, float x) { return _mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_set1_ps(x), _CMP_GT_OQ)) != 0; }
 
 // 2^n for whole n in [-126, 127]
 inline Vec vpow2(Vec n) {

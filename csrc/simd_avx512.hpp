@@ -24,6 +24,7 @@ inline Vec vmin(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline Vec vround(Vec a) { return _mm512_roundscale_ps(a, 8); }
 inline float vsum(Vec v) { return _mm512_reduce_add_ps(v); }
 inline float vmax_of(Vec v) { return _mm512_reduce_max_ps(v); }
+inline bool vany_above(Vec v, float x) { return _mm512_cmp_ps_mask(v, _mm512_set1_ps(x), _CMP_GT_OQ) != 0; }
 
 // 2^n for whole n in [-126, 127]
 inline Vec vpow2(Vec n) {

@@ -43,6 +43,7 @@ inline float vmax_of(Vec v) {
     float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
     return a > b ? a : b;
 }
+inline bool vany_above(Vec v, float x) { return v[0] > x || v[1] > x || v[2] > x || v[3] > x; }
 
 // 2^n for whole n in [-126, 127]
 inline Vec vpow2(Vec n) { return reinterpret_cast<Vec>((__builtin_convertvector(n, IntVec) + 127) << 23); }

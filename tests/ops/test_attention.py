@@ -58,9 +58,17 @@ class Paged:
     window: int | None = None
     seed: int = 0
     shift: int = 0
+    rise: float = 0.0
+    """What a score gains every 64 positions."""
 
     def rows(self, sequence: int) -> np.ndarray:
-        return normal(self.seed + sequence, self.lengths[sequence], width_of(self.shape))
+        rows = normal(self.seed + sequence, self.lengths[sequence], width_of(self.shape))
+        if self.rise:
+            heads = rows.reshape(len(rows), -1, self.shape.head_dim)
+            queries, keys, _ = np.split(heads, np.cumsum([self.shape.num_heads, self.shape.num_kv_heads]), axis=1)
+            queries[..., 0] = self.shape.head_dim**0.5
+            keys[..., 0] = self.rise * (np.arange(len(rows)) // 64 - len(rows) // 64)[:, None]
+        return rows
 
     def tables(self) -> np.ndarray:
         counts = [-(-length // self.block_size) for length in self.lengths]
@@ -294,6 +302,15 @@ def test_scores_far_apart(isa: str) -> None:
         batch = Batch(none, none, nowhere(1), np.array([0, 1], np.int32), np.array([1100], np.int32), table, none)
         out = backend.ops.attention(cache, 0, rows[-1:], batch, shape, scale=1.0, window=None)
         np.testing.assert_array_equal(out, np.full((1, 16), best / 8, np.float32))
+
+
+@pytest.mark.parametrize("rise", [-3.0, 0.5, 3.0, 7.0, 9.0])
+@pytest.mark.parametrize(("dtype", "kv_dtype"), CACHES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_scores_that_rise(isa: str, dtype: str, kv_dtype: str, rise: float) -> None:
+    """By less and by more than may be above what is subtracted from them, within partitions and from one to the next."""
+    paged = Paged(AttentionShape(6, 2, 64), 16, kv_dtype, lengths=(1200, 70), rise=rise)
+    check_against_oracle(paged, isa, dtype, paged.last_rows(9, 1))
 
 
 @pytest.mark.parametrize("block_size", [4, 8, 16])
