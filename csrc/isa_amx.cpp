@@ -24,6 +24,7 @@ namespace {
 #include "kernels_amx.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
+#include "kernels_attention_amx.hpp"
 #include "kernels_logits.hpp"
 #include "kernels_table.hpp"
 // clang-format on
@@ -32,6 +33,8 @@ constexpr KernelTable amx_table() {
     KernelTable table = make_table("amx", Activation::bf16_padded);
     table.rows_of_chunk = 32 * kTilesAtOnce;
     table.linear_bf16 = linear_amx;
+    table.attention_scratch = attention_scratch_tiles;
+    table.attention = attention_tiles;
     return with_compact(table);
 }
 

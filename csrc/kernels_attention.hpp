@@ -50,7 +50,8 @@ template <class F> struct AttentionScratch {
     F* q;
     float* scores;
     Gathered gathered;
-    int64_t heads, width;
+    int64_t heads, width, depth; // of values and results, and of queries; zeros from head_dim on
+    char* rest;                  // as much memory as the kind of products has asked for
     Ahead* ahead;
 };
 
@@ -73,12 +74,13 @@ inline HeadStates states_at(float* memory, int64_t heads, int64_t width) {
 }
 
 template <class F>
-inline AttentionScratch<F> lay_out(const AttentionArgs& a, const AttentionUnit& u, float* scratch, Ahead& ahead) {
+inline AttentionScratch<F> lay_out(const AttentionArgs& a, const AttentionUnit& u, int64_t depth, float* scratch, Ahead& ahead) {
     AttentionScratch<F> s;
     s.ahead = &ahead;
     const int64_t rows = u.row1 - u.row0, state = attention_state(a, rows);
     s.heads = rows * (a.num_heads / a.num_kv_heads);
     s.width = padded_dim(a.head_dim);
+    s.depth = depth;
     float* values = scratch + kTokenTile * s.width;
     float* scales = values + kTokenTile * s.width;
     s.gathered = {reinterpret_cast<char*>(scratch), reinterpret_cast<char*>(values), scales, s.width};
@@ -88,6 +90,7 @@ inline AttentionScratch<F> lay_out(const AttentionArgs& a, const AttentionUnit& 
     float* states = s.scores + s.heads * kTokenTile;
     s.total = states_at(u.state ? u.state : states, s.heads, s.width);
     s.part = states_at(states + state, s.heads, s.width);
+    s.rest = reinterpret_cast<char*>(states + 2 * state);
     return s;
 }
 
@@ -387,7 +390,7 @@ template <class T> inline void aim_first(const AttentionArgs& a, const Attention
 template <int G, class T, int V, class F>
 inline void score_vectors(const AttentionArgs& a, const AttentionScratch<F>& s, const T* const* keys, int64_t v) {
     const F* q = s.q;
-    over_panels<ScorePanels<G>::template Panel, T, V>(s.heads, q, s.width, keys + v * kJoined<G>,
+    over_panels<ScorePanels<G>::template Panel, T, V>(s.heads, q, s.depth, keys + v * kJoined<G>,
                                                       static_cast<int64_t>(a.head_dim), s.scores + v * W, s.ahead);
 }
 
@@ -432,7 +435,7 @@ inline void store_factors(uint16_t* p, Vec v) { vstore_bf16(p, v); }
 
 // exp(scores - top), as exact as F.
 template <class F> inline Vec weights_of(Vec scores, float top) {
-#ifdef OCTAVO_DOT_BF16
+#ifdef OCTAVO_POW2_NEAR
     if constexpr (sizeof(F) == sizeof(uint16_t)) {
         constexpr float kLog2e = 1.44269504f;
         return vpow2_near(vfma(scores, vset(kLog2e), vset(-top * kLog2e)));
@@ -526,15 +529,29 @@ inline void add_values(const AttentionArgs& a, const AttentionScratch<F>& s, con
     }
 }
 
+// Products by vectors.
+template <class F> struct InVectors {
+    using Factor = F;
+    static constexpr int64_t kDepth = 16; // queries are padded to a multiple of it
+
+    template <class T> void score(const AttentionArgs& a, const AttentionScratch<F>& s, const Tile<T>& tile) { score_tile(a, s, tile); }
+
+    template <class T>
+    void add(const AttentionArgs& a, const AttentionScratch<F>& s, const HeadStates& state, const Tile<T>& tile, int64_t first_end,
+             int64_t row0, int64_t row1, int64_t start) {
+        add_values(a, s, state, tile, first_end, row0, row1, start);
+    }
+};
+
 template <class F> inline void load_queries(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch<F>& s) {
     const int64_t group = a.num_heads / a.num_kv_heads;
     const Vec scale = vset(a.scale);
     for (int64_t r = u.row0; r < u.row1; ++r) {
         const float* src = a.qkv + r * a.stride + u.kv_head * group * a.head_dim;
         for (int64_t g = 0; g < group; ++g, src += a.head_dim) {
-            F* dst = s.q + ((r - u.row0) * group + g) * s.width;
-            for (int64_t i = 0; i < a.head_dim; i += W) {
-                store_factors(dst + i, vmul(vload_part(src + i, min64(W, a.head_dim - i)), scale));
+            F* dst = s.q + ((r - u.row0) * group + g) * s.depth;
+            for (int64_t i = 0; i < s.depth; i += W) {
+                store_factors(dst + i, vmul(vload_part(src + i, min64(W, max64(a.head_dim - i, 0))), scale));
             }
         }
     }
@@ -555,9 +572,9 @@ inline void write_output(const AttentionArgs& a, const AttentionUnit& u, const H
 }
 
 // The rows [row0, row1) that see something of the tile do all of one tile's work.
-template <class T, class F>
-bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch<F>& s, const HeadStates& state,
-                 int64_t first_end, int64_t start, Tile<T>& tile) {
+template <class T, class Products, class F = typename Products::Factor>
+bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, Products& products, const AttentionScratch<F>& s,
+                 const HeadStates& state, int64_t first_end, int64_t start, Tile<T>& tile) {
     const int64_t group = a.num_heads / a.num_kv_heads, rows = u.row1 - u.row0;
     int64_t row0 = 0, row1 = rows;
     while (row0 < rows && seen(a, first_end, row0, start).end == 0) ++row0;
@@ -565,7 +582,7 @@ bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, const Attention
     if (row0 == row1) return true;
     const int64_t begin = start + seen(a, first_end, row0, start).begin, end = start + seen(a, first_end, row1 - 1, start).end;
     if (!settle_tile(a, u, s.gathered, start, begin, end, tile)) return false;
-    score_tile(a, s, tile);
+    products.score(a, s, tile);
     for (int64_t r = row0; r < row1; ++r) {
         const Span span = seen(a, first_end, r, start);
         for (int64_t h = r * group; h < (r + 1) * group; ++h) {
@@ -575,15 +592,15 @@ bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, const Attention
             else softmax_row<F, false>(state, tile, scores, h, s.width, span.begin, span.end);
         }
     }
-    add_values(a, s, state, tile, first_end, row0, row1, start);
+    products.add(a, s, state, tile, first_end, row0, row1, start);
     fetch_rest(*s.ahead);
     return true;
 }
 
 // `next`: the unit that follows on this thread, or null.
-template <class T, class F>
-bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit* next, const AttentionScratch<F>& s,
-            Tiles<T>& tiles) {
+template <class T, class Products, class F = typename Products::Factor>
+bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit* next, Products& products,
+            const AttentionScratch<F>& s, Tiles<T>& tiles) {
     const Reach reach = reach_of(a, u);
     const bool writes = a.query_start[u.seq + 1] - a.query_start[u.seq] == 1;
     clear(s.total, s.heads, s.width);
@@ -597,7 +614,7 @@ bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit*
             if (writes && tile + kTokenTile >= reach.last_end) write_head<T>(a, u.row0, u.kv_head);
             if (tile + kTokenTile < reach.stop) aim(a, u, tile + kTokenTile, reach.stop, *s.ahead, tiles.next());
             else aim_first(a, next, *s.ahead, tiles.next());
-            if (!attend_tile(a, u, s, state, reach.first_end, tile, tiles.now())) return false;
+            if (!attend_tile(a, u, products, s, state, reach.first_end, tile, tiles.now())) return false;
             tiles.step();
         }
         if (!first) merge(s.total, state, s.heads, s.width);
@@ -605,8 +622,9 @@ bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit*
     return true;
 }
 
-template <class T, class F = float>
+template <class T, class Products = InVectors<float>>
 bool attend_all(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
+    Products products;
     Ahead ahead;
     Tiles<T> tiles;
     bool valid = true;
@@ -614,9 +632,9 @@ bool attend_all(const AttentionArgs& a, const AttentionUnit* units, int64_t coun
     fetch_rest(ahead);
     for (int64_t i = 0; i < count; ++i) {
         const AttentionUnit& u = units[i];
-        const AttentionScratch<F> s = lay_out<F>(a, u, scratch, ahead);
+        const auto s = lay_out<typename Products::Factor>(a, u, round_up(a.head_dim, Products::kDepth), scratch, ahead);
         load_queries(a, u, s);
-        if (!attend(a, u, i + 1 < count ? &units[i + 1] : nullptr, s, tiles)) valid = tiles.now().found = false;
+        if (!attend(a, u, i + 1 < count ? &units[i + 1] : nullptr, products, s, tiles)) valid = tiles.now().found = false;
         else if (!u.state) write_output(a, u, s.total, s.width);
     }
     return valid;
@@ -624,7 +642,7 @@ bool attend_all(const AttentionArgs& a, const AttentionUnit* units, int64_t coun
 
 bool attention(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
 #ifdef OCTAVO_DOT_BF16
-    if (a.kv_type == KVType::bf16 && a.out_bf16) return attend_all<uint16_t, uint16_t>(a, units, count, scratch);
+    if (a.kv_type == KVType::bf16 && a.out_bf16) return attend_all<uint16_t, InVectors<uint16_t>>(a, units, count, scratch);
 #endif
     switch (a.kv_type) {
     case KVType::fp32: return attend_all<float>(a, units, count, scratch);

@@ -20,13 +20,3 @@ template <uint32_t kKept = ~0u> inline Vec vpairs(const uint16_t* p) {
     return _mm512_castsi512_ps(kKept == ~0u ? pairs : _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(kKept))));
 }
 template <int P> inline Vec vpairs(const uint16_t* const* p, int64_t at) { return _mm512_castsi512_ps(vjoin<P>(p, at)); }
-
-// 2^x within 2^-13 of itself, far more exact than bf16; 0 far below, and of NaN. x is at most about 0.
-inline Vec vpow2_near(Vec x) {
-    const Vec y = vmax(x, vset(-200.0f)), part = _mm512_reduce_ps(y, 1); // what is above the next whole number below
-    Vec p = vset(0.077067058f);
-    p = vfma(p, part, vset(0.22764498f));
-    p = vfma(p, part, vset(0.69511679f));
-    p = vfma(p, part, vset(1.0f));
-    return _mm512_scalef_ps(p, y);
-}

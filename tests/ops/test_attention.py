@@ -33,7 +33,7 @@ from tests.ops.devices import (
 DEVICES = [(isa, dtype) for isa in ISAS for dtype in DTYPES]
 CACHES = [*(("float32", kv_dtype) for kv_dtype in KV_DTYPES), ("bfloat16", "bfloat16")]
 """Dtypes of results and of the cache."""
-MULTIPLIES_PAIRS = "avx512_bf16"
+MULTIPLY_PAIRS = ("avx512_bf16", "amx", "amx_emulated")
 """Where results and the cache are bfloat16: queries and weights are, too."""
 SPARE_BLOCKS = 3
 
@@ -127,7 +127,7 @@ def check_against_oracle(paged: Paged, isa: str, dtype: str, chunks: list[Chunk]
     actual = paged.attend(device(isa, dtype), paged.filled_cache(device(isa, dtype)), *chunks)
     for a, b in zip(actual, expected, strict=True):
         assert np.isfinite(a.astype(np.float32)).all()
-        if isa == MULTIPLIES_PAIRS and dtype == paged.kv_dtype == "bfloat16":
+        if isa in MULTIPLY_PAIRS and dtype == paged.kv_dtype == "bfloat16":
             check_rounded(paged.shape, a, b)
         else:
             assert_close(a, act(b, dtype), scale=1.0 if dtype == "float32" else 30.0)
@@ -268,6 +268,26 @@ def test_a_row_of_nan_spoils_no_neighbour(isa: str, dtype: str) -> None:
     actual = paged.attend(backend, cache, *paged.last_rows(12, 12))
     assert same_bits(actual[0], expected)
     assert np.isnan(actual[1].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(("isa", "dtype"), DEVICES)
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_spoils_only_rows_that_see_it(isa: str, dtype: str, window: int | None, value: float) -> None:
+    paged = Paged(AttentionShape(4, 2, 64), 16, "bfloat16", (600,), window)
+    backend = device(isa, dtype)
+    cache = paged.filled_cache(backend)
+    chunk = Chunk(0, 564, 600)
+    [expected] = paged.attend(backend, cache, chunk)
+    for position in (575, 582):
+        spoilt = paged.rows(0)[position : position + 1]
+        spoilt[:, 6 * 64 :] = value
+        store(backend, cache, 1, spoilt, paged.slots(0, position, position + 1), paged.shape)
+        sees = (np.arange(564, 600) >= position) & (np.arange(564, 600) < position + (window or 600))
+        [actual] = paged.attend(backend, cache, chunk)
+        assert same_bits(actual[~sees], expected[~sees])
+        assert not np.isfinite(actual[sees].astype(np.float32)).any()
+        store(backend, cache, 1, paged.rows(0)[position : position + 1], paged.slots(0, position, position + 1), paged.shape)
 
 
 def test_a_query_of_nan_spoils_its_own_row_only() -> None:
