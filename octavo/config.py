@@ -129,6 +129,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: bool = False
     tie_word_embeddings: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    integer_types: tuple[str, ...] = ()
+    """Types of a GGUF file's matrices that are stored as integers, such as Q4_1."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     default_sampling: dict[str, Any] = {}

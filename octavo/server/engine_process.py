@@ -177,6 +177,7 @@ def _load(channel: Channel, started_at: float) -> SteppedEngine:
             block_size=config.block_size,
             num_pinned_blocks=loaded.engine.stats().blocks_pinned,
             dtype=facts["dtype"],
+            weight_format=facts["weight_format"],
             backend=facts["backend"],
             isa=facts["isa"],
             phases={"import": imported - started_at, "find model": told - imported, **phases},

@@ -6,7 +6,7 @@ _SHOWN = 0.005
 
 
 def startup_lines(model: str, ready: Ready, *, process_start: float, spawned_at: float, now: float) -> list[str]:
-    """Model, backend, blocks, and the start-up times. All times are on the monotonic clock."""
+    """Model, weights if they were integers, backend, blocks, and the start-up times. All times are on the monotonic clock."""
     facts = ready.model_config
     fit = (ready.num_device_blocks - ready.num_pinned_blocks) / -(-ready.max_model_len // ready.block_size)
     parts = breakdown(ready, process_start=process_start, spawned_at=spawned_at, now=now)
@@ -14,10 +14,23 @@ def startup_lines(model: str, ready: Ready, *, process_start: float, spawned_at:
     pinned = f", {ready.num_pinned_blocks} pinned" if ready.num_pinned_blocks else ""
     return [
         f"model {model}: {facts.architecture}, {facts.num_layers} layers, {ready.dtype}, context {ready.max_model_len}",
+        *_of_integers(ready),
         f"backend {ready.backend} (instruction set {ready.isa})",
         f"# device blocks: {ready.num_device_blocks}{pinned}, # host blocks: {ready.num_host_blocks} of {ready.block_size} "
         f"tokens: {fit:.1f} requests of {ready.max_model_len} tokens fit at once",
         f"start-up {now - process_start:.2f} s: {times}",
+    ]
+
+
+def _of_integers(ready: Ready) -> list[str]:
+    types = ", ".join(ready.model_config.integer_types)
+    if not types:
+        return []
+    if ready.weight_format != "plain":
+        return [f"weights {types}, computed in integers ({ready.weight_format})"]
+    return [
+        f"weights {types}, dequantized to {ready.dtype}: --quantization stored keeps them as they are, in less memory and "
+        "mostly faster, with activations in 8 bits"
     ]
 
 

@@ -64,6 +64,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     block_size: int
     num_pinned_blocks: int = 0
     dtype: str
+    weight_format: str
     backend: str
     isa: str
     phases: dict[str, float]

@@ -7,7 +7,6 @@ Mistral, SmolLM), qwen2 and qwen3. Sizes that the tensors themselves tell are ta
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from octavo.config import ConfigError, ModelConfig, RopeScaling
 from octavo.quant.gguf import GgmlType
@@ -71,6 +70,7 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
     arch = _architecture(general)
     fields = Fields(file.path, file.metadata, prefix=f"{arch}.")
     embedding = _matrix(file, "token_embd.weight")
+    matrix_types = _matrix_types(file.tensors)
     num_heads = fields.integer("attention.head_count", high=MAX_HEADS)
     max_positions = fields.integer("context_length", high=MAX_POSITIONS)
     head_dim = _head_dim(fields, embedding.shape[1], num_heads)
@@ -96,7 +96,8 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
         mlp_bias="blk.0.ffn_up.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         tie_word_embeddings="output.weight" not in file.tensors,
-        dtype=_dtype(file.tensors),
+        dtype=_dtype(matrix_types),
+        integer_types=_integer_types(matrix_types),
         bos_token_id=general.maybe_integer("tokenizer.ggml.bos_token_id", low=0, high=MAX_TOKEN_ID),
         eos_token_ids=_end_tokens(general),
         default_sampling=sampling_defaults(Fields(file.path, file.metadata, prefix="general.sampling."), _SAMPLING),
@@ -167,11 +168,19 @@ def _end_tokens(general: Fields) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _dtype(tensors: Mapping[str, GgufTensor]) -> StoredDtype:
+def _matrix_types(tensors: Mapping[str, GgufTensor]) -> set[GgmlType]:
+    return {tensor.kind for tensor in tensors.values() if len(tensor.shape) == 2}
+
+
+def _dtype(types: set[GgmlType]) -> StoredDtype:
     """float32 or float16 if every matrix is stored so, else bfloat16."""
-    kinds = {tensor.kind for tensor in tensors.values() if len(tensor.shape) == 2}
-    exact: dict[Any, StoredDtype] = {frozenset({GgmlType.F32}): "float32", frozenset({GgmlType.F16}): "float16"}
-    return exact.get(frozenset(kinds), "bfloat16")
+    if types == {GgmlType.F32}:
+        return "float32"
+    return "float16" if types == {GgmlType.F16} else "bfloat16"
+
+
+def _integer_types(types: set[GgmlType]) -> tuple[str, ...]:
+    return tuple(kind.name for kind in sorted(types - {GgmlType.F32, GgmlType.F16, GgmlType.BF16}))
 
 
 def is_gguf(path: Path) -> bool:

@@ -34,6 +34,7 @@ READY = Ready(
     num_host_blocks=0,
     block_size=16,
     dtype="float32",
+    weight_format="plain",
     backend="fake",
     isa="none",
     phases={},

@@ -23,7 +23,7 @@ def test_facts(checkpoint: Checkpoint) -> None:
     assert (config.vocab_size, config.max_position_embeddings) == (49_152, 8_192)
     assert (config.rope_theta, config.rope_scaling, config.sliding_window) == (100_000.0, None, None)
     assert config.rms_norm_eps == pytest.approx(1e-5)
-    assert (config.tie_word_embeddings, config.dtype) == (True, "bfloat16")
+    assert (config.tie_word_embeddings, config.dtype, config.integer_types) == (True, "bfloat16", ("Q4_1", "Q8_0"))
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
 
 
