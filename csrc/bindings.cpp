@@ -34,7 +34,8 @@ void bind_memory(nb::module_& m) {
              "num_host_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "dtype"_a)
         .def_ro("num_blocks", &KVBlocks::num_blocks)
         .def_ro("num_host_blocks", &KVBlocks::num_host_blocks)
-        .def_prop_ro("num_bytes", [](const KVBlocks& blocks) { return blocks.device.bytes(); });
+        .def_prop_ro("num_bytes", [](const KVBlocks& blocks) { return blocks.device.bytes(); })
+        .def("find_pages", &KVBlocks::find_pages);
 }
 
 void bind_heads(nb::module_& m) {

@@ -75,7 +75,10 @@ KVBlocks::KVBlocks(int64_t num_layers, int64_t num_blocks, int64_t num_host_bloc
     if (block_size < 1 || block_size > kMostInBlock) throw std::invalid_argument("block size must be 1 to 65536");
     if (head_dim < 8 || head_dim > 256 || head_dim % 8) throw std::invalid_argument("head_dim must be a multiple of 8 up to 256");
     if (num_kv_heads < 1) throw std::invalid_argument("there must be a kv head");
-    if (device.bytes() < kHugePage) return;
+}
+
+void KVBlocks::find_pages() {
+    if (device.bytes() < kHugePage || populating_.joinable()) return;
     try {
         populating_ = std::thread([this] { populate(); });
     } catch (const std::system_error&) { // pages are then found as they are used

@@ -41,6 +41,9 @@ struct KVBlocks {
     int64_t head_bytes() const; // of one kv head of one block in one layer
     int64_t layer_block_bytes() const { return num_kv_heads * head_bytes(); }
     char* layer(int64_t index) const { return device.data() + index * num_blocks * layer_block_bytes(); }
+    // Begins to find pages for the blocks that are handed out first, beside whatever happens meanwhile: a step that had to wait
+    // for them would be slow, by milliseconds for each 2 MiB on a virtual machine with fresh memory.
+    void find_pages();
 
     int64_t num_layers, num_blocks, num_host_blocks;
     int32_t num_kv_heads, head_dim, block_size;
@@ -50,8 +53,6 @@ struct KVBlocks {
 private:
     void populate();
 
-    // Finds pages for the blocks that are handed out first, beside whatever else happens while an engine starts: a step that
-    // had to wait for them would be slow, by milliseconds for each 2 MiB on a virtual machine with fresh memory.
     std::atomic<bool> stopping_{false};
     std::thread populating_;
 };

@@ -88,6 +88,9 @@ class KVBlocks:
     def num_bytes(self) -> int:
         """Of the blocks on the device side."""
 
+    def find_pages(self) -> None:
+        """As of ``backends.base.KVCache``."""
+
 class HeadShape:
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None: ...
 

@@ -120,6 +120,11 @@ class KVCache(Protocol):
     @property
     def num_host_blocks(self) -> int: ...
 
+    def find_pages(self) -> None:
+        """Begin, in the background, to find the memory behind the blocks that are handed out first, where a system gives memory
+        only when it is used. Other memory is given more slowly meanwhile, so this is for when all of it is there."""
+        ...
+
 
 class Ops(Protocol):
     """Every computation a model needs. All obey the row contract."""

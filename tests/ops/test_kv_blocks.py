@@ -155,3 +155,22 @@ def test_copies_run_in_order_out_in_copy() -> None:
     backend.ops.copy_blocks(cache, BlockCopies(swap_out=[(0, 0)], swap_in=[(1, 0), (0, 3)], copy=[(0, 2), (3, 1), (1, 0)]))
     values = _see(backend, cache, 0, rows, shape, one=True)[:, 0]
     np.testing.assert_array_equal(values, [0, 0, 1, 0])
+
+
+def test_finding_pages_changes_nothing() -> None:
+    """Also what is stored meanwhile stays."""
+    shape = SHAPES[0]
+    backend = device(ISAS[0], "float32")
+    cache = backend.kv_cache(spec_of(shape, 16, "float32", layers=2), num_blocks=4096, num_host_blocks=0)
+    slots = np.arange(0, 4096 * 16, 97, dtype=np.int32)
+    rows = normal(1, len(slots), width_of(shape))
+    store(backend, cache, 0, rows, slots, shape)
+    for _ in range(2):
+        cache.find_pages()
+        store(backend, cache, 1, rows, slots, shape)
+    starts, none = np.arange(len(rows) + 1, dtype=np.int32), np.zeros(0, np.int32)
+    batch = Batch(none, none, nowhere(len(rows)), starts, slots % 16 + 1, (slots // 16)[:, None].copy(), none)
+    values = rows.reshape(len(rows), -1, shape.head_dim)[:, -shape.num_kv_heads :]
+    expected = np.repeat(values, shape.num_heads // shape.num_kv_heads, axis=1).reshape(len(rows), -1)
+    for layer in range(2):
+        assert_close(np.array(backend.ops.attention(cache, layer, rows, batch, shape, scale=0.2, window=1)), expected)

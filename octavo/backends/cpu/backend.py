@@ -35,6 +35,9 @@ class CpuKVCache:
     num_host_blocks: int
     blocks: "_native.KVBlocks"
 
+    def find_pages(self) -> None:
+        self.blocks.find_pages()
+
 
 class CpuBackend:
     """All of ``backends.base.Backend``.

@@ -33,6 +33,9 @@ class ReferenceKVCache:
     device: np.ndarray
     host: np.ndarray
 
+    def find_pages(self) -> None:
+        """Nothing: memory is found as it is used."""
+
 
 class ReferenceBackend:
     """All of ``backends.base.Backend`` in numpy. compute_dtype "bfloat16" rounds activations and weights to bfloat16 and still
