@@ -12,19 +12,26 @@ inline int64_t row_of_column(const PackArgs& a, int64_t n) {
     return a.gated ? block % 2 * (a.n / 2) + block / 2 * kColumnBlock + n % kColumnBlock : n;
 }
 
-inline void pack_column_bf16(const PackArgs& a, int64_t n, uint16_t* dst) {
-    const uint16_t* bf16 = static_cast<const uint16_t*>(a.src) + row_of_column(a, n) * a.k;
-    const float* fp32 = static_cast<const float*>(a.src) + row_of_column(a, n) * a.k;
-    uint16_t* column = dst + n % kColumnBlock / 16 * kTileElements + n % 16 * 2;
-    for (int64_t k = 0; k < a.k; k += 2) {
-        uint16_t* pair = column + k / kDepthStep * 2 * kTileElements + k % kDepthStep * 16;
-        bool two = k + 1 < a.k;
-        uint16_t values[2];
-        if (a.src_bf16) __builtin_memcpy(values, bf16 + k, two ? 4 : 2);
-        else values[0] = to_bf16(fp32[k]);
-        if (!two) values[1] = 0;
-        else if (!a.src_bf16) values[1] = to_bf16(fp32[k + 1]);
-        __builtin_memcpy(pair, values, 4);
+// Inputs [k, k + kDepthStep) of column n into their place in a tile.
+inline void pack_step_bf16(const PackArgs& a, int64_t n, int64_t k, uint16_t* to) {
+    const int64_t at = row_of_column(a, n) * a.k + k, count = min64(kDepthStep, a.k - k);
+    const uint16_t* bf16 = static_cast<const uint16_t*>(a.src) + at;
+    const float* fp32 = static_cast<const float*>(a.src) + at;
+    uint16_t values[kDepthStep] = {};
+    if (!a.src_bf16) {
+        for (int64_t i = 0; i < count; ++i) values[i] = to_bf16(fp32[i]);
+    } else if (count == kDepthStep) {
+        __builtin_memcpy(values, bf16, sizeof values);
+    } else {
+        __builtin_memcpy(values, bf16, count * sizeof(uint16_t));
+    }
+    for (int64_t i = 0; i < kDepthStep; i += 2) __builtin_memcpy(to + i * 16, values + i, 2 * sizeof(uint16_t));
+}
+
+// All columns of a block at each step: what is written lies in the first-level cache.
+inline void pack_block_bf16(const PackArgs& a, int64_t n0, int64_t n1, uint16_t* dst) {
+    for (int64_t k = 0; k < a.k; k += kDepthStep, dst += 2 * kTileElements) {
+        for (int64_t n = n0; n < n1; ++n) pack_step_bf16(a, n, k, dst + n % kColumnBlock / 16 * kTileElements + n % 16 * 2);
     }
 }
 
@@ -37,10 +44,13 @@ inline void pack_column_f32(const PackArgs& a, int64_t n, float* dst) {
 
 // The destination is zero beforehand.
 void pack(const PackArgs& a, int64_t block0, int64_t block1) {
-    for (int64_t n = block0 * kColumnBlock; n < min64(a.n, block1 * kColumnBlock); ++n) {
-        int64_t block = n / kColumnBlock - a.first_block;
-        if (a.dst_bf16) pack_column_bf16(a, n, static_cast<uint16_t*>(a.dst) + block * bf16_block_elements(a.k));
-        else pack_column_f32(a, n, static_cast<float*>(a.dst) + block * a.k * kColumnBlock);
+    for (int64_t block = block0; block < block1; ++block) {
+        const int64_t n0 = block * kColumnBlock, n1 = min64(a.n, n0 + kColumnBlock), at = block - a.first_block;
+        if (a.dst_bf16) {
+            pack_block_bf16(a, n0, n1, static_cast<uint16_t*>(a.dst) + at * bf16_block_elements(a.k));
+            continue;
+        }
+        for (int64_t n = n0; n < n1; ++n) pack_column_f32(a, n, static_cast<float*>(a.dst) + at * a.k * kColumnBlock);
     }
 }
 
