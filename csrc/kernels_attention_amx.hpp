@@ -1,5 +1,5 @@
-// Attention on tiles where results and cache are bf16: 32 heads x 32 positions of scores, or x 32 columns of results, in four
-// accumulators. Included inside the instruction set's own namespace, after kernels_attention.hpp and kernels_amx.hpp.
+// Attention on tiles where results and cache are bf16: up to 32 heads x 32 positions of scores, or x 32 columns of results, in
+// four accumulators. Included inside the instruction set's own namespace, after kernels_attention.hpp and kernels_amx.hpp.
 //
 // Tiles are used as there: 0-3 accumulate [upper heads | lower heads] x [16 | 16]; 4, 5 hold queries or weights; 6, 7 keys or
 // values.
@@ -26,20 +26,21 @@ struct InTiles {
              int64_t first_end, int64_t row0, int64_t row1, int64_t start);
 
   private:
-    void configure(int64_t count) {
-        const int64_t above = min64(count, 16), below = count - above;
+    void configure(int64_t above, int64_t below) {
         if (above == upper && (below == 0 || below == lower)) return;
         tile_configure(tile_config(above, below));
         upper = above, lower = below;
     }
 
-    // multiply<kBoth>(head) for 32 heads at once; kBoth: there are more than 16.
+    // multiply<kBoth>(head, size) for as many heads as two tiles take; kBoth: there are more than the first tile's `size`. Tiles
+    // are of one size where heads divide so, and configured once.
     template <class Multiply> void over_heads(int64_t begin, int64_t end, const Multiply& multiply) {
+        const int64_t tiles = (end - begin + 15) / 16, size = (end - begin) % tiles ? 16 : (end - begin) / tiles;
         tile_fence();
-        for (int64_t head = begin; head < end; head += 32) {
-            configure(min64(end - head, 32));
-            if (end - head > 16) multiply.template operator()<true>(head);
-            else multiply.template operator()<false>(head);
+        for (int64_t head = begin; head < end; head += 2 * size) {
+            configure(min64(end - head, size), min64(max64(end - head - size, 0), size));
+            if (end - head > size) multiply.template operator()<true>(head, size);
+            else multiply.template operator()<false>(head, size);
         }
         tile_fence();
     }
@@ -65,9 +66,9 @@ inline void lay_keys(const uint16_t* const* groups, int64_t group, int64_t head_
     }
 }
 
-// Scores of 32 heads, or of up to 16, with 32 positions, or 16.
+// Scores of two tiles of heads, or of one, with 32 positions, or 16.
 template <bool kBoth, bool kTwo>
-inline void score_groups(const uint16_t* q, int64_t depth, const uint16_t* const* keys, float* scores, Ahead& ahead) {
+inline void score_groups(const uint16_t* q, int64_t depth, int64_t size, const uint16_t* const* keys, float* scores, Ahead& ahead) {
     OCTAVO_TILE_ZERO(0);
     if constexpr (kTwo) OCTAVO_TILE_ZERO(1);
     if constexpr (kBoth) OCTAVO_TILE_ZERO(2);
@@ -83,7 +84,7 @@ inline void score_groups(const uint16_t* q, int64_t depth, const uint16_t* const
             OCTAVO_TILE_DOT(1, 4, 7);
         }
         if constexpr (kBoth) {
-            OCTAVO_TILE_LOAD(5, q + 16 * depth + i, stride);
+            OCTAVO_TILE_LOAD(5, q + size * depth + i, stride);
             OCTAVO_TILE_DOT(2, 5, 6);
         }
         if constexpr (kBoth && kTwo) OCTAVO_TILE_DOT(3, 5, 7);
@@ -91,8 +92,8 @@ inline void score_groups(const uint16_t* q, int64_t depth, const uint16_t* const
     constexpr int64_t kRow = kTokenTile * sizeof(float);
     OCTAVO_TILE_STORE(0, scores, kRow);
     if constexpr (kTwo) OCTAVO_TILE_STORE(1, scores + 16, kRow);
-    if constexpr (kBoth) OCTAVO_TILE_STORE(2, scores + 16 * kTokenTile, kRow);
-    if constexpr (kBoth && kTwo) OCTAVO_TILE_STORE(3, scores + 16 * kTokenTile + 16, kRow);
+    if constexpr (kBoth) OCTAVO_TILE_STORE(2, scores + size * kTokenTile, kRow);
+    if constexpr (kBoth && kTwo) OCTAVO_TILE_STORE(3, scores + size * kTokenTile + 16, kRow);
 }
 
 inline void InTiles::score(const AttentionArgs& a, const AttentionScratch<uint16_t>& s, const Tile<uint16_t>& tile) {
@@ -105,12 +106,14 @@ inline void InTiles::score(const AttentionArgs& a, const AttentionScratch<uint16
         lay_keys(tile.keys + g * each, tile.group, a.head_dim, s.depth, laid);
         keys[g] = laid;
     }
-    over_heads(0, s.heads, [&]<bool kBoth>(int64_t head) {
+    over_heads(0, s.heads, [&]<bool kBoth>(int64_t head, int64_t size) {
         const uint16_t* q = s.q + head * s.depth;
-        float* scores = s.scores + head * kTokenTile;
+        float* scores = s.scores + head * kTokenTile + tile.first * kTokenGroup;
         int64_t g = tile.first;
-        for (; g + 2 <= tile.count; g += 2) score_groups<kBoth, true>(q, s.depth, keys + g, scores + g * kTokenGroup, *s.ahead);
-        if (g < tile.count) score_groups<kBoth, false>(q, s.depth, keys + g, scores + g * kTokenGroup, *s.ahead);
+        for (; g + 2 <= tile.count; g += 2, scores += 2 * kTokenGroup) {
+            score_groups<kBoth, true>(q, s.depth, size, keys + g, scores, *s.ahead);
+        }
+        if (g < tile.count) score_groups<kBoth, false>(q, s.depth, size, keys + g, scores, *s.ahead);
     });
 }
 
@@ -156,15 +159,15 @@ inline bool all_finite(const Tile<uint16_t>& tile, int64_t width, int64_t head_d
     return !bad;
 }
 
-// Adds what 32 positions are, or twice that, to 32 columns of 32 heads, or to 16 of either.
+// Adds what so many times 32 positions are to 32 columns, or 16, of two tiles of heads, or of one.
 template <bool kBoth, bool kTwo>
-inline void add_columns(const uint16_t* weights, const uint16_t* values, int64_t width, int64_t steps, float* out) {
+inline void add_columns(const uint16_t* weights, const uint16_t* values, int64_t width, int64_t steps, int64_t size, float* out) {
     constexpr int64_t kRow = kWeightStride<uint16_t>;
     const int64_t stride = width * static_cast<int64_t>(sizeof(float));
     OCTAVO_TILE_LOAD(0, out, stride);
     if constexpr (kTwo) OCTAVO_TILE_LOAD(1, out + 16, stride);
-    if constexpr (kBoth) OCTAVO_TILE_LOAD(2, out + 16 * width, stride);
-    if constexpr (kBoth && kTwo) OCTAVO_TILE_LOAD(3, out + 16 * width + 16, stride);
+    if constexpr (kBoth) OCTAVO_TILE_LOAD(2, out + size * width, stride);
+    if constexpr (kBoth && kTwo) OCTAVO_TILE_LOAD(3, out + size * width + 16, stride);
     for (int64_t step = 0; step < steps; ++step, weights += kDepthStep, values += kDepthStep * width) {
         OCTAVO_TILE_LOAD(4, weights, kRow * 2);
         OCTAVO_TILE_LOAD(6, values, 64);
@@ -174,15 +177,15 @@ inline void add_columns(const uint16_t* weights, const uint16_t* values, int64_t
             OCTAVO_TILE_DOT(1, 4, 7);
         }
         if constexpr (kBoth) {
-            OCTAVO_TILE_LOAD(5, weights + 16 * kRow, kRow * 2);
+            OCTAVO_TILE_LOAD(5, weights + size * kRow, kRow * 2);
             OCTAVO_TILE_DOT(2, 5, 6);
         }
         if constexpr (kBoth && kTwo) OCTAVO_TILE_DOT(3, 5, 7);
     }
     OCTAVO_TILE_STORE(0, out, stride);
     if constexpr (kTwo) OCTAVO_TILE_STORE(1, out + 16, stride);
-    if constexpr (kBoth) OCTAVO_TILE_STORE(2, out + 16 * width, stride);
-    if constexpr (kBoth && kTwo) OCTAVO_TILE_STORE(3, out + 16 * width + 16, stride);
+    if constexpr (kBoth) OCTAVO_TILE_STORE(2, out + size * width, stride);
+    if constexpr (kBoth && kTwo) OCTAVO_TILE_STORE(3, out + size * width + 16, stride);
 }
 
 inline void InTiles::add(const AttentionArgs& a, const AttentionScratch<uint16_t>& s, const HeadStates& state,
@@ -201,13 +204,13 @@ inline void InTiles::add(const AttentionArgs& a, const AttentionScratch<uint16_t
     const auto multiply = [&](int64_t first, int64_t last, Span span) { // rows
         lay_values(tile, s.width, span, values, *s.ahead);
         const int64_t step = span.begin / kDepthStep, steps = (span.end + kDepthStep - 1) / kDepthStep - step;
-        over_heads(first * group, last * group, [&]<bool kBoth>(int64_t head) {
+        over_heads(first * group, last * group, [&]<bool kBoth>(int64_t head, int64_t size) {
             const uint16_t* own = weights + head * kWeightStride<uint16_t> + step * kDepthStep;
             const uint16_t* from = values + step * kDepthStep * s.width;
             float* out = state.acc + head * s.width;
             int64_t c = 0;
-            for (; c + 32 <= s.width; c += 32) add_columns<kBoth, true>(own, from + c * kDepthStep, s.width, steps, out + c);
-            if (c < s.width) add_columns<kBoth, false>(own, from + c * kDepthStep, s.width, steps, out + c);
+            for (; c + 32 <= s.width; c += 32) add_columns<kBoth, true>(own, from + c * kDepthStep, s.width, steps, size, out + c);
+            if (c < s.width) add_columns<kBoth, false>(own, from + c * kDepthStep, s.width, steps, size, out + c);
         });
     };
     const Span upper = seen(a, first_end, row0, start), lower = seen(a, first_end, row1 - 1, start), all{upper.begin, lower.end};
