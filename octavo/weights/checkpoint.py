@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from octavo.config import ConfigError, ModelConfig
 from octavo.quant.gguf import Dequantize, dequantize
 from octavo.weights.gguf_config import is_gguf, parse_gguf_config
@@ -78,6 +80,8 @@ def _gguf_in(path: Path, load_format: LoadFormat) -> Path | None:
 def _open_gguf(path: Path, *, dummy: bool, seed: int, dequantize: Dequantize) -> Checkpoint:
     file = GgufFile(path)
     config = parse_gguf_config(file)
+    if dummy:
+        config = msgspec.structs.replace(config, integer_types=())
     interleaved = file.metadata["general.architecture"] == "llama"
     heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if interleaved else {}
     template = file.metadata.get("tokenizer.chat_template")

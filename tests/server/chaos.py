@@ -91,9 +91,11 @@ class Outcome:
         return self.error.get("type", "?") if self.error else str(self.finish_reason)
 
 
-async def stream(url: str, fields: dict[str, Any], *, leave_after: float | None = None) -> Outcome:
-    """One streamed request on a connection of its own; its client may leave."""
-    outcome = Outcome()
+async def stream(
+    url: str, fields: dict[str, Any], *, leave_after: float | None = None, outcome: Outcome | None = None
+) -> Outcome:
+    """One streamed request on a connection of its own; its client may leave. ``outcome`` can be watched meanwhile."""
+    outcome = outcome or Outcome()
     try:
         async with (
             asyncio.timeout(leave_after),
@@ -159,15 +161,17 @@ async def clients_that_leave(server: RunningServer, seconds: float, *, a_second:
 
 async def kill_engine(server: RunningServer, *, streams: int = 8) -> Counter[str]:
     """Every stream that had a token is told; the others are answered by the next engine."""
-    pid, killed, outcomes = server.engine_pid(), asyncio.Event(), []
+    pid, killed = server.engine_pid(), asyncio.Event()
+    outcomes: list[Outcome] = []
 
     async def client(number: int) -> None:
-        while not killed.is_set():  # one ends and the next begins: what the metrics tell is of a moment ago
-            outcomes.append(await stream(server.url, long_request(number, 400)))
+        while not killed.is_set():  # one ends and the next begins, of lengths that do not end together
+            outcomes.append(Outcome())
+            await stream(server.url, long_request(number, 400 - 30 * number), outcome=outcomes[-1])
 
     clients = [asyncio.create_task(client(i)) for i in range(streams)]
-    while await asyncio.to_thread(server.metric, "octavo_requests_running") < min(4, streams):
-        await asyncio.sleep(0.05)
+    while sum(bool(outcome.text) and not outcome.finish_reason for outcome in outcomes) < min(4, streams):
+        await asyncio.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
     killed.set()
     await asyncio.gather(*clients)

@@ -25,6 +25,7 @@ def test_facts(checkpoint: Checkpoint) -> None:
     assert config.rms_norm_eps == pytest.approx(1e-5)
     assert (config.tie_word_embeddings, config.dtype, config.integer_types) == (True, "bfloat16", ("Q4_1", "Q8_0"))
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
+    assert open_checkpoint(checkpoint.path, load_format="dummy").config.integer_types == ()
 
 
 def test_tokenizer_and_template(checkpoint: Checkpoint) -> None:
