@@ -66,6 +66,31 @@ inline void lay_keys(const uint16_t* const* groups, int64_t group, int64_t head_
     }
 }
 
+// Adds products of heads, `stride` elements from one to the next, with 16 columns, or twice that: kTwo.
+template <bool kBoth, bool kTwo>
+inline __attribute__((always_inline)) void multiply_tiles(const uint16_t* heads, int64_t stride, int64_t size,
+                                                          const uint16_t* first, const uint16_t* second) {
+    OCTAVO_TILE_LOAD(4, heads, stride * 2);
+    OCTAVO_TILE_LOAD(6, first, 64);
+    OCTAVO_TILE_DOT(0, 4, 6);
+    if constexpr (kTwo) {
+        OCTAVO_TILE_LOAD(7, second, 64);
+        OCTAVO_TILE_DOT(1, 4, 7);
+    }
+    if constexpr (kBoth) {
+        OCTAVO_TILE_LOAD(5, heads + size * stride, stride * 2);
+        OCTAVO_TILE_DOT(2, 5, 6);
+    }
+    if constexpr (kBoth && kTwo) OCTAVO_TILE_DOT(3, 5, 7);
+}
+
+template <bool kBoth, bool kTwo> inline __attribute__((always_inline)) void store_tiles(float* to, int64_t stride, int64_t size) {
+    OCTAVO_TILE_STORE(0, to, stride * 4);
+    if constexpr (kTwo) OCTAVO_TILE_STORE(1, to + 16, stride * 4);
+    if constexpr (kBoth) OCTAVO_TILE_STORE(2, to + size * stride, stride * 4);
+    if constexpr (kBoth && kTwo) OCTAVO_TILE_STORE(3, to + size * stride + 16, stride * 4);
+}
+
 // Scores of two tiles of heads, or of one, with 32 positions, or 16.
 template <bool kBoth, bool kTwo>
 inline void score_groups(const uint16_t* q, int64_t depth, int64_t size, const uint16_t* const* keys, float* scores, Ahead& ahead) {
@@ -73,27 +98,11 @@ inline void score_groups(const uint16_t* q, int64_t depth, int64_t size, const u
     if constexpr (kTwo) OCTAVO_TILE_ZERO(1);
     if constexpr (kBoth) OCTAVO_TILE_ZERO(2);
     if constexpr (kBoth && kTwo) OCTAVO_TILE_ZERO(3);
-    const int64_t stride = depth * 2;
     for (int64_t i = 0; i < depth; i += kDepthStep) {
         fetch<8>(ahead);
-        OCTAVO_TILE_LOAD(4, q + i, stride);
-        OCTAVO_TILE_LOAD(6, keys[0] + i * kTokenGroup, 64);
-        OCTAVO_TILE_DOT(0, 4, 6);
-        if constexpr (kTwo) {
-            OCTAVO_TILE_LOAD(7, keys[1] + i * kTokenGroup, 64);
-            OCTAVO_TILE_DOT(1, 4, 7);
-        }
-        if constexpr (kBoth) {
-            OCTAVO_TILE_LOAD(5, q + size * depth + i, stride);
-            OCTAVO_TILE_DOT(2, 5, 6);
-        }
-        if constexpr (kBoth && kTwo) OCTAVO_TILE_DOT(3, 5, 7);
+        multiply_tiles<kBoth, kTwo>(q + i, depth, size, keys[0] + i * kTokenGroup, kTwo ? keys[1] + i * kTokenGroup : nullptr);
     }
-    constexpr int64_t kRow = kTokenTile * sizeof(float);
-    OCTAVO_TILE_STORE(0, scores, kRow);
-    if constexpr (kTwo) OCTAVO_TILE_STORE(1, scores + 16, kRow);
-    if constexpr (kBoth) OCTAVO_TILE_STORE(2, scores + size * kTokenTile, kRow);
-    if constexpr (kBoth && kTwo) OCTAVO_TILE_STORE(3, scores + size * kTokenTile + 16, kRow);
+    store_tiles<kBoth, kTwo>(scores, kTokenTile, size);
 }
 
 inline void InTiles::score(const AttentionArgs& a, const AttentionScratch<uint16_t>& s, const Tile<uint16_t>& tile) {
@@ -162,30 +171,15 @@ inline bool all_finite(const Tile<uint16_t>& tile, int64_t width, int64_t head_d
 // Adds what so many times 32 positions are to 32 columns, or 16, of two tiles of heads, or of one.
 template <bool kBoth, bool kTwo>
 inline void add_columns(const uint16_t* weights, const uint16_t* values, int64_t width, int64_t steps, int64_t size, float* out) {
-    constexpr int64_t kRow = kWeightStride<uint16_t>;
     const int64_t stride = width * static_cast<int64_t>(sizeof(float));
     OCTAVO_TILE_LOAD(0, out, stride);
     if constexpr (kTwo) OCTAVO_TILE_LOAD(1, out + 16, stride);
     if constexpr (kBoth) OCTAVO_TILE_LOAD(2, out + size * width, stride);
     if constexpr (kBoth && kTwo) OCTAVO_TILE_LOAD(3, out + size * width + 16, stride);
     for (int64_t step = 0; step < steps; ++step, weights += kDepthStep, values += kDepthStep * width) {
-        OCTAVO_TILE_LOAD(4, weights, kRow * 2);
-        OCTAVO_TILE_LOAD(6, values, 64);
-        OCTAVO_TILE_DOT(0, 4, 6);
-        if constexpr (kTwo) {
-            OCTAVO_TILE_LOAD(7, values + kTileElements, 64);
-            OCTAVO_TILE_DOT(1, 4, 7);
-        }
-        if constexpr (kBoth) {
-            OCTAVO_TILE_LOAD(5, weights + size * kRow, kRow * 2);
-            OCTAVO_TILE_DOT(2, 5, 6);
-        }
-        if constexpr (kBoth && kTwo) OCTAVO_TILE_DOT(3, 5, 7);
+        multiply_tiles<kBoth, kTwo>(weights, kWeightStride<uint16_t>, size, values, values + kTileElements);
     }
-    OCTAVO_TILE_STORE(0, out, stride);
-    if constexpr (kTwo) OCTAVO_TILE_STORE(1, out + 16, stride);
-    if constexpr (kBoth) OCTAVO_TILE_STORE(2, out + size * width, stride);
-    if constexpr (kBoth && kTwo) OCTAVO_TILE_STORE(3, out + size * width + 16, stride);
+    store_tiles<kBoth, kTwo>(out, width, size);
 }
 
 inline void InTiles::add(const AttentionArgs& a, const AttentionScratch<uint16_t>& s, const HeadStates& state,
