@@ -7,6 +7,8 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <type_traits>
 
@@ -20,24 +22,21 @@ namespace {
 
 template <class T> using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-template <class T> void check_scales(const Matrix<T>& scales, int64_t rows, int64_t groups) {
-    check(static_cast<int64_t>(scales.shape(0)) == rows && static_cast<int64_t>(scales.shape(1)) == groups,
-          "there must be one scale for each group of each row");
-}
+using Halves = Matrix<uint16_t>;
 
-IntegerSource read_int8(Matrix<int8_t> values, Matrix<uint16_t> scales) {
-    const int64_t rows = values.shape(0), groups = values.shape(1) / kGroup;
-    check(values.shape(1) % kGroup == 0, "a row must be groups of 32 values");
-    check_scales(scales, rows, groups);
-    return {reinterpret_cast<const uint8_t*>(values.data()), scales.data(), nullptr, rows, groups};
-}
-
-IntegerSource read_int4(Matrix<uint8_t> packed, Matrix<uint16_t> scales, Matrix<uint16_t> minimums) {
-    const int64_t rows = packed.shape(0), groups = packed.shape(1) / (kGroup / 2);
-    check(packed.shape(1) % (kGroup / 2) == 0, "a row must be groups of 16 bytes");
-    check_scales(scales, rows, groups);
-    check_scales(minimums, rows, groups);
-    return {packed.data(), scales.data(), minimums.data(), rows, groups};
+IntegerSource read_source(int bits, Matrix<uint8_t> values, Halves scales, std::optional<Halves> minimums) {
+    check(std::find(std::begin(kBitsOf), std::end(kBitsOf), bits) != std::end(kBitsOf), "bits must be 4, 5, 6 or 8");
+    const int64_t bytes = bits == 4 ? kGroup / 2 : kGroup, rows = values.shape(0), groups = values.shape(1) / bytes;
+    check(values.shape(1) % bytes == 0,
+          bits == 4 ? "a row must be groups of 16 bytes" : "a row must be groups of 32 values");
+    const auto check_scales = [&](const Halves& given, int64_t each) {
+        check(static_cast<int64_t>(given.shape(0)) == rows && static_cast<int64_t>(given.shape(1)) == groups * each,
+              "there must be one scale for each group of each row");
+    };
+    check_scales(scales, bits == 6 ? 2 : 1);
+    check(minimums.has_value() == (bits < 6), "there are minimums with 4 and 5 bits, and only then");
+    if (minimums) check_scales(*minimums, 1);
+    return {bits, values.data(), scales.data(), minimums ? minimums->data() : nullptr, rows, groups};
 }
 
 template <class T> using Output = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -83,29 +82,21 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
                "minimums"_a.noconvert().none(), "isa"_a, "num_threads"_a);
     module.def("quantize", &quantize<uint16_t>, "matrix"_a.noconvert(), "values"_a.noconvert(), "scales"_a.noconvert(),
                "minimums"_a.noconvert().none(), "isa"_a, "num_threads"_a);
-    const auto values = "values"_a.noconvert(), packed = "packed"_a.noconvert(), scales = "scales"_a.noconvert(),
-               minimums = "minimums"_a.noconvert();
+    const auto values = "values"_a.noconvert(), scales = "scales"_a.noconvert();
+    const auto minimums = "minimums"_a.noconvert().none();
     device
         .def(
-            "pack_int8",
-            [](Device& d, Matrix<int8_t> v, Matrix<uint16_t> s, bool gated) { return d.pack_integer(read_int8(v, s), gated); },
-            values, scales, nb::kw_only(), "gated"_a = false)
-        .def(
-            "pack_int4",
-            [](Device& d, Matrix<uint8_t> p, Matrix<uint16_t> s, Matrix<uint16_t> m, bool gated) {
-                return d.pack_integer(read_int4(p, s, m), gated);
+            "pack_integer",
+            [](Device& d, int n, Matrix<uint8_t> v, Halves s, std::optional<Halves> m, bool gated) {
+                return d.pack_integer(read_source(n, v, s, m), gated);
             },
-            packed, scales, minimums, nb::kw_only(), "gated"_a = false)
+            "bits"_a, values, scales, minimums, nb::kw_only(), "gated"_a = false)
         .def(
             "pack_grouped",
-            [](Device& d, Matrix<int8_t> v, Matrix<uint16_t> s, bool gated) { return d.pack_grouped(read_int8(v, s), gated); },
-            values, scales, nb::kw_only(), "gated"_a = false)
-        .def(
-            "pack_grouped",
-            [](Device& d, Matrix<uint8_t> p, Matrix<uint16_t> s, Matrix<uint16_t> m, bool gated) {
-                return d.pack_grouped(read_int4(p, s, m), gated);
+            [](Device& d, int n, Matrix<uint8_t> v, Halves s, std::optional<Halves> m, bool gated) {
+                return d.pack_grouped(read_source(n, v, s, m), gated);
             },
-            packed, scales, minimums, nb::kw_only(), "gated"_a = false)
+            "bits"_a, values, scales, minimums, nb::kw_only(), "gated"_a = false)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
         .def("linear", &Device::linear_integer, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none())
         .def("gated_linear", &Device::gated_linear_integer, "x"_a, "weight"_a, "bias"_a.none())

@@ -30,7 +30,7 @@ struct IntegerCut {
 // while many rows pass.
 IntegerCut cut_integer(const IntegerLinearArgs& a, int threads, int64_t together = 1) {
     const int64_t blocks = divide_up(a.n, kIntegerColumns), row_chunks = divide_up(a.rows, kRowsOfUnit);
-    const int64_t block_bytes = a.groups * (a.four ? kGroupBytes4 : kGroupBytes8);
+    const int64_t block_bytes = a.groups * group_bytes(a.bits);
     const double products = static_cast<double>(a.rows) * kIntegerColumns * kGroup * static_cast<double>(a.groups);
     // Bytes and products that a thread gets through in a nanosecond, where memory and arithmetic are each shared fairly.
     const double block_ns = std::max(static_cast<double>(block_bytes) / 25, products / 350);
@@ -87,41 +87,60 @@ void best_of_unit(const IntegerKernels& kernels, const KernelTable& table, Integ
 
 } // namespace
 
-int64_t integer_weight_bytes(int64_t rows, int64_t groups, bool four) {
+int64_t integer_weight_bytes(int64_t rows, int64_t groups, int bits) {
     const int64_t limit = std::numeric_limits<int32_t>::max();
     check(rows >= 0 && groups >= 1 && rows < limit && groups < limit / kGroup, "size out of range");
-    return divide_up(rows, kIntegerColumns) * groups * (four ? kGroupBytes4 : kGroupBytes8);
+    return divide_up(rows, kIntegerColumns) * groups * group_bytes(bits);
 }
 
-IntegerWeight::IntegerWeight(int64_t rows, int64_t groups, bool four, bool gated, WeightMemory& from)
-    : rows(rows), columns(groups * kGroup), four(four), gated(gated), memory(from.take(integer_weight_bytes(rows, groups, four))) {}
+IntegerWeight::IntegerWeight(int64_t rows, int64_t groups, int bits, bool gated, WeightMemory& from)
+    : rows(rows), columns(groups * kGroup), bits(bits), gated(gated), memory(from.take(integer_weight_bytes(rows, groups, bits))) {}
+
+namespace {
+
+// An output's values of a group, `to` being its place in the first line.
+void pack_group(const IntegerSource& source, const uint8_t* values, char* to) {
+    const auto put = [&](int64_t line, uint32_t word) { std::memcpy(to + line * kLine, &word, 4); };
+    uint32_t words[8] = {};
+    std::memcpy(words, values, source.bits == 4 ? kGroup / 2 : kGroup);
+    if (source.bits == 4 || source.bits == 8) {
+        for (int line = 0; line < source.bits; ++line) put(line, words[line] ^ (source.bits == 8 ? 0x80808080u : 0));
+        return;
+    }
+    uint32_t highs[2] = {};
+    for (int line = 0; line < 8; ++line) {
+        if (source.bits == 6) words[line] = (words[line] ^ 0x20202020u) & 0x3F3F3F3Fu; // value + 32
+        const uint32_t high = words[line] >> 4 & 0x03030303u;
+        if (source.bits == 5) highs[0] |= high << line;
+        else highs[line / 4] |= high << line % 4 * 2;
+    }
+    for (int line = 0; line < 4; ++line) put(line, (words[line] & 0x0F0F0F0Fu) | (words[line + 4] & 0x0F0F0F0Fu) << 4);
+    for (int line = 4; line < source.bits; ++line) put(line, highs[line - 4]);
+}
+
+} // namespace
 
 void pack_integer_blocks(const IntegerSource& source, bool gated, char* blocks, int64_t block0, int64_t block1) {
-    const int64_t lines = source.four() ? 4 : 8, bytes = source.four() ? kGroupBytes4 : kGroupBytes8;
-    const uint32_t offset = source.four() ? 0 : 0x80808080u;
+    const int64_t bytes = group_bytes(source.bits), given = source.bits == 4 ? kGroup / 2 : kGroup;
     for (int64_t place = block0 * kIntegerColumns; place < std::min(source.rows, block1 * kIntegerColumns); ++place) {
         const int64_t block = place / kIntegerColumns, column = place % kIntegerColumns;
         const int64_t n = gated ? block % 2 * (source.rows / 2) + block / 2 * kIntegerColumns + column : place;
         char* group = blocks + block * source.groups * bytes;
         for (int64_t g = 0; g < source.groups; ++g, group += bytes) {
-            const uint8_t* from = source.values + (n * source.groups + g) * lines * 4;
-            char* to = group + column / 16 * lines * kLine + column % 16 * 4;
-            for (int64_t line = 0; line < lines; ++line) {
-                uint32_t word;
-                std::memcpy(&word, from + line * 4, 4);
-                word ^= offset;
-                std::memcpy(to + line * kLine, &word, 4);
-            }
-            char* half = group + 2 * lines * kLine + column * 2;
-            std::memcpy(half, source.scales + n * source.groups + g, 2);
-            if (source.four()) std::memcpy(half + 2 * kIntegerColumns, source.minimums + n * source.groups + g, 2);
+            const int64_t from = n * source.groups + g;
+            pack_group(source, source.values + from * given, group + column / 16 * source.bits * kLine + column % 16 * 4);
+            char* scales = group + 2 * source.bits * kLine + column * 2;
+            char* seconds = scales + 2 * kIntegerColumns;
+            std::memcpy(scales, source.scales + from * (source.bits == 6 ? 2 : 1), 2);
+            if (source.bits == 6) std::memcpy(seconds, source.scales + from * 2 + 1, 2);
+            else if (source.minimums) std::memcpy(seconds, source.minimums + from, 2);
         }
     }
 }
 
 std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source, bool gated) {
     check_gates(source.rows, gated);
-    auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.four(), gated, weights_);
+    auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.bits, gated, weights_);
     place_integers(source, gated, weight->memory.data());
     return weight;
 }
@@ -139,7 +158,7 @@ nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table)
     hold(table);
     const Size rows = rows_of(in);
     const Result out = result(Type::float32, rows, table.columns, 2);
-    const IntegerEmbeddingArgs args{in.ints(), table.memory.data(), out.floats(), table.columns / kGroup, table.four};
+    const IntegerEmbeddingArgs args{in.ints(), table.memory.data(), out.floats(), table.columns / kGroup, table.bits};
     issue([this, args, rows, ids_end = table.rows] {
         const int64_t count = rows.now();
         check_range("token id", args.ids, count, 0, ids_end);
@@ -150,8 +169,8 @@ nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table)
 
 Device::IntegerProduct Device::product_of(const Array& x, const IntegerWeight& weight, int64_t out_stride) const {
     const int64_t groups = weight.columns / kGroup;
-    return {{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.four, out_stride},
-            {x.data, nullptr, 0, groups, 0, act_bf16_, weight.four}};
+    return {{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.bits, out_stride},
+            {x.data, nullptr, 0, groups, 0, act_bf16_, weight.bits}};
 }
 
 const IntegerKernels& Device::quantize_rows(IntegerProduct& product, int64_t rows, char* records) {
@@ -170,7 +189,7 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     const Size rows = rows_of(in);
     IntegerProduct product = product_of(in, weight, weight.rows);
     nb::object out = open_output(product.args, in, weight, bias, residual);
-    const auto records = scratch(rows.capacity * weight.columns / kGroup * kRecord);
+    const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits));
     follow({}); // what it reads first is not worth knowing: blocks are small
     issue([this, product, rows, memory = records.data()]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
@@ -189,7 +208,7 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     nb::object out;
     const GatedBlockArgs gate = open_gates(in, weight, bias, out);
     const int64_t sums_size = std::min(rows.capacity, 2 * kRowsOfUnit) * 2 * kIntegerColumns;
-    const auto records = scratch(rows.capacity * weight.columns / kGroup * kRecord);
+    const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits));
     const auto sums = scratch(pool_.size() * sums_size * 4);
     IntegerProduct product = product_of(in, weight, 2 * kIntegerColumns);
     follow({}); // as linear does
@@ -216,7 +235,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     const Allowed bits = read_allowed(allowed, rows, weight.rows);
     const int64_t sums_size = std::min(rows.capacity, 2 * kRowsOfUnit) * kIntegerColumns;
     const Result out = result(Type::int32, rows, 1, 1);
-    const auto records = scratch(rows.capacity * weight.columns / kGroup * kRecord);
+    const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits));
     const auto sums = scratch(pool_.size() * sums_size * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
     IntegerProduct product = product_of(in, weight, kIntegerColumns);

@@ -81,9 +81,8 @@ std::unique_ptr<PackedWeight> Device::pack(nb::handle matrix, bool gated) {
 std::unique_ptr<PackedWeight> Device::pack_grouped(const IntegerSource& source, bool gated) {
     check(act_bf16_, "weights in groups are multiplied as bfloat16 numbers");
     check_gates(source.rows, gated);
-    const int64_t bytes = integer_weight_bytes(source.rows, source.groups, source.four());
-    auto weight = std::make_unique<PackedWeight>(source.rows, source.groups * kGroup, source.four() ? 4 : 8, gated,
-                                                 weights_.take(bytes));
+    const int64_t bytes = integer_weight_bytes(source.rows, source.groups, source.bits);
+    auto weight = std::make_unique<PackedWeight>(source.rows, source.groups * kGroup, source.bits, gated, weights_.take(bytes));
     place_integers(source, gated, weight->memory.data());
     return weight;
 }

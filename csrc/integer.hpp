@@ -1,13 +1,16 @@
 // What the translation units of integer products and the rest share; plain data like kernels.hpp, and for the same reason.
 //
-// Weights lie in blocks of 32 outputs, one stream a block: [n / 32][group of 32 inputs][2 halves of 16 outputs][lines], then 32
-// scales and, with 4 bits, 32 minimums, all fp16. A line is 64 bytes: 4 inputs of 16 outputs, an output's side by side. With
-// 8 bits there are 8 lines a half, bytes hold value + 128. With 4 bits there are 4: low halves of line i are the inputs of line
-// i, high halves those of line i + 4.
+// Weights lie in blocks of 32 outputs, one stream a block: [n / 32][group of 32 inputs][2 halves of 16 outputs][lines], then the
+// group's scales, and with less than 8 bits as many minimums, all fp16. A line is 64 bytes: 4 inputs of 16 outputs, an output's
+// side by side; a half has as many lines as weights have bits. With 8 bits bytes hold value + 128. With fewer, low halves of the
+// first four lines are the low bits of the inputs of line i, high halves those of line i + 4. With 5 bits a last line has the
+// fifth bits: bit i of a byte is that of line i. With 6 bits two more have the upper two: bits 2i and 2i + 1 of the first those of
+// line i, of the second those of line i + 4; values are 32 too large, there are no minimums but two scales, one for 16 inputs each.
 //
-// Activations are quantized per row and group to a record of 40 bytes: 32 int8, the scale, and a constant: scale * sum of the
-// bytes as a float for 4 bits, -128 * sum as an int32 for 8. Records lie in the order in which a tile of rows reads them:
-// [tile][group][row of the tile].
+// Activations are quantized per row and group to a record: 32 int8, the scale, and what undoes an offset of the weights or
+// multiplies their minimum. That is scale * sum of the bytes as a float with minimums, -128 * sum as an int32 with 8 bits, with 6
+// -32 * sum of the first 16 and of the others. Records lie in the order in which a tile of rows reads them: [tile][group][row of
+// the tile].
 //
 // All integer arithmetic is exact, floats are combined in one order by fused operations: the same bits with and without
 // dot product instructions, for any number of rows.
@@ -22,14 +25,26 @@ namespace octavo {
 
 constexpr int kGroup = 32;          // inputs that share a scale
 constexpr int kLine = 64;           // bytes
-constexpr int kRecord = 40;         // bytes of a row's group of activations
 constexpr int kIntegerColumns = 32; // outputs of a block
 
 // From so many rows on, a tile of 16 rows is full; below, the dots that it computes in vain cost more than it saves.
 constexpr int kManyRows = 16;
 
-constexpr int64_t kGroupBytes4 = 2 * 4 * kLine + 2 * kIntegerColumns * 2; // of a block's group
-constexpr int64_t kGroupBytes8 = 2 * 8 * kLine + kIntegerColumns * 2;
+// A block's group of weights with so many bits.
+constexpr int64_t group_bytes(int bits) { return 2 * bits * kLine + (bits == 8 ? 1 : 2) * kIntegerColumns * 2; }
+// Of a row's group of activations, for weights with so many bits.
+constexpr int record_bytes(int bits) { return kGroup + (bits == 6 ? 12 : 8); }
+// How much too large values lie in memory, where there are no minimums.
+template <int kBits> constexpr float kOffset = kBits == 8 ? 128.0f : 32.0f;
+// Where kernels of weights with so many bits are in tables of them.
+constexpr int kBitsOf[] = {4, 5, 6, 8};
+constexpr int index_of_bits(int bits) { return bits == 8 ? 3 : bits - 4; }
+
+
+// Of a group's inputs.
+struct HalfSums {
+    int32_t first, second;
+};
 
 struct IntegerLinearArgs {
     const char* x;         // records
@@ -38,7 +53,7 @@ struct IntegerLinearArgs {
     const float* residual; // may be null, may be out
     float* out;
     int64_t rows, n, groups, tiles;
-    bool four;
+    int bits;
     int64_t out_stride;                      // elements
     int64_t first_row = 0, first_column = 0; // what lies at `out`
     Pieces* pieces = nullptr;
@@ -48,7 +63,8 @@ struct QuantizeArgs {
     const void* x; // [rows, groups * kGroup]
     char* out;     // records
     int64_t rows, groups, tiles;
-    bool x_bf16, four;
+    bool x_bf16;
+    int bits; // of the weights
 };
 
 struct IntegerEmbeddingArgs {
@@ -56,7 +72,7 @@ struct IntegerEmbeddingArgs {
     const char* table; // blocks
     float* out;
     int64_t groups;
-    bool four;
+    int bits;
 };
 
 // Groups of kGroup weights in a row -> the layouts of octavo/quant/layouts.py.

@@ -10,28 +10,27 @@
 
 namespace octavo {
 
-// A matrix [rows, groups * kGroup] as in octavo/quant/layouts.py: row-major, scales and minimums fp16. With 8 bits the values
-// are signed and there are no minimums.
+// A matrix [rows, groups * kGroup] as in octavo/quant/layouts.py: row-major, scales and minimums fp16.
 struct IntegerSource {
-    const uint8_t* values;
-    const uint16_t* scales;
-    const uint16_t* minimums; // null: 8 bits
+    int bits;
+    const uint8_t* values;    // with 4 bits two in a byte, with 8 signed
+    const uint16_t* scales;   // with 6 bits two of a group
+    const uint16_t* minimums; // with 4 and 5 bits
     int64_t rows, groups;
-    bool four() const { return minimums != nullptr; }
 };
 
 // The same in blocks; see integer.hpp.
 struct IntegerWeight {
-    IntegerWeight(int64_t rows, int64_t groups, bool four, bool gated, WeightMemory& from);
+    IntegerWeight(int64_t rows, int64_t groups, int bits, bool gated, WeightMemory& from);
 
     int64_t rows, columns;
-    bool four;
+    int bits;
     bool gated; // as PackArgs has it
     WeightMemory::Slice memory;
 };
 
 // Of the blocks of a matrix. Throws std::invalid_argument for sizes out of range.
-int64_t integer_weight_bytes(int64_t rows, int64_t groups, bool four);
+int64_t integer_weight_bytes(int64_t rows, int64_t groups, int bits);
 
 // Copies the blocks [block0, block1) of a source to their places among all blocks; gated: as PackArgs has it.
 void pack_integer_blocks(const IntegerSource& source, bool gated, char* blocks, int64_t block0, int64_t block1);

@@ -94,18 +94,18 @@ struct CompactPanels {
 };
 
 // Weights in groups are dequantized, a panel at a time.
-template <bool kFour> struct GroupedPanels {
+template <int kBits> struct GroupedPanels {
     GroupedPanels(const LinearArgs& a, int64_t block, uint16_t* panel)
         : from(static_cast<const char*>(a.weight) + block * (a.k / kGroup) * kStepBytes), ahead(from), panel(panel) {}
 
     const uint16_t* take(int64_t steps) {
         for (int64_t step = 0; step < steps; ++step, from += kStepBytes) {
-            dequantize_group<kFour>(from, panel + step * 2 * kTileElements);
+            dequantize_group<kBits>(from, panel + step * 2 * kTileElements);
         }
         return panel;
     }
 
-    static constexpr int64_t kStepBytes = kBytesOfGroup<kFour>;
+    static constexpr int64_t kStepBytes = group_bytes(kBits);
     const char *from, *ahead;
     uint16_t* panel;
 };
@@ -252,6 +252,7 @@ void linear_compact(const LinearArgs& a, int64_t row0, int64_t row1, int64_t blo
 }
 
 void linear_grouped(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
-    if (a.group_bits == 4) linear_tiles<GroupedPanels<true>>(a, row0, row1, block0, block1);
-    else linear_tiles<GroupedPanels<false>>(a, row0, row1, block0, block1);
+    constexpr decltype(&linear_tiles<PlainPanels>) kLinear[] = {linear_tiles<GroupedPanels<4>>, linear_tiles<GroupedPanels<5>>,
+                                                                linear_tiles<GroupedPanels<6>>, linear_tiles<GroupedPanels<8>>};
+    kLinear[index_of_bits(a.group_bits)](a, row0, row1, block0, block1);
 }

@@ -2,37 +2,50 @@
 // are those of plain weights, bit for bit. Included inside the instruction set's own namespace, after kernels_linear.hpp and
 // simd_grouped_*.hpp.
 
-template <bool kFour> constexpr int64_t kBytesOfGroup = kFour ? kGroupBytes4 : kGroupBytes8;
+// What four inputs of W columns are made of: the line of step kStep, `half` being the columns' place in the first line.
+template <int kBits, int kStep> inline __attribute__((always_inline)) Words words_of_step(const char* half) {
+    if constexpr (kBits == 4 || kBits == 8) {
+        return spread(dload(half + kStep % kBits * kLine));
+    } else {
+        const Bytes raw = dload(half + kStep % 4 * kLine), highs = dload(half + (4 + (kBits == 6 ? kStep / 4 : 0)) * kLine);
+        return spread(dvalues<kBits>(kStep < 4 ? dlow(raw) : dhigh(raw), highs, kStep));
+    }
+}
 
-template <bool kFour> constexpr int kLinesOfHalf = kFour ? 4 : 8; // of a group: 16 of its columns
+template <int kStep> struct Step {
+    static constexpr int value = kStep;
+};
+template <int kStep = 0, class Call> inline __attribute__((always_inline)) void each_step(const Call& call) {
+    call(Step<kStep>());
+    if constexpr (kStep + 1 < kGroup / 4) each_step<kStep + 1>(call);
+}
+
+// Whether the numbers of a step have other scales than those of the step before.
+template <int kBits> constexpr bool scales_change(int step) { return step == 0 || (kBits == 6 && step == kGroup / 8); }
 
 // A group's 32 columns as plain weights: a step of a bf16 block.
-template <bool kFour> inline void dequantize_group(const char* group, uint16_t* to) {
-    constexpr int kLines = kLinesOfHalf<kFour>;
+template <int kBits> inline void dequantize_group(const char* group, uint16_t* to) {
     for (int column = 0; column < kColumnBlock; column += W) {
-        const GroupScales<kFour> scales(group + 2 * kLines * kLine + column * 2);
-        const char* lines = group + column / 16 * kLines * kLine + column % 16 * 4;
+        const char* half = group + column / 16 * kBits * kLine + column % 16 * 4;
+        const char* given = group + 2 * kBits * kLine + column * 2;
         uint16_t* tile = to + column / 16 * kTileElements + column % 16 * 2;
-#pragma GCC unroll 8
-        for (int line = 0; line < kLines; ++line) {
-            const Words words = load_words(lines + line * kLine);
+        GroupScales<kBits> scales;
+        each_step([&](auto step) __attribute__((always_inline)) {
+            constexpr int kStep = decltype(step)::value;
+            if constexpr (scales_change<kBits>(kStep)) scales = GroupScales<kBits>(given + kStep / 4 * kIntegerColumns * 2);
             Pairs pairs[2];
-            unpack<kFour, false>(words, scales, pairs);
-            for (int i = 0; i < 2; ++i) store_pairs(tile + line * 64 + i * 32, pairs[i]);
-            if constexpr (!kFour) continue;
-            unpack<kFour, true>(words, scales, pairs);
-            for (int i = 0; i < 2; ++i) store_pairs(tile + kTileElements / 2 + line * 64 + i * 32, pairs[i]);
-        }
+            unpack<kBits, (kStep >= kBits)>(words_of_step<kBits, kStep>(half), scales, pairs);
+            for (int i = 0; i < 2; ++i) store_pairs(tile + kStep * 64 + i * 32, pairs[i]);
+        });
     }
 }
 
 void embedding_grouped(const EmbeddingArgs& a, int64_t row0, int64_t row1) {
-    const bool four = a.group_bits == 4;
     for (int64_t r = row0; r < row1; ++r) {
-        const int64_t n = a.ids[r], block_bytes = a.k / kGroup * (four ? kGroupBytes4 : kGroupBytes8);
+        const int64_t n = a.ids[r], block_bytes = a.k / kGroup * group_bytes(a.group_bits);
         float* out = a.out + r * a.k;
         const char* block = static_cast<const char*>(a.table) + n / kColumnBlock * block_bytes;
-        read_grouped_column(block, n % kColumnBlock, a.k / kGroup, four, out);
+        read_grouped_column(block, n % kColumnBlock, a.k / kGroup, a.group_bits, out);
         for (int64_t k = 0; k < a.k; ++k) out[k] = from_bf16(to_bf16(out[k]));
     }
 }

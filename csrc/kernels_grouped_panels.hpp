@@ -14,11 +14,11 @@ constexpr int kRowsInRegisters = kFirstInRegisters ? kLinearRows : 2;
 constexpr int vecs_in_registers(int rows) { return W >= 16 && rows > 2 ? 1 : kLinearVecs; } // one chain of sums is slow
 
 // Asks for a group further on; each pass over some columns for its share.
-template <bool kFour, int kSpan> inline __attribute__((always_inline)) void fetch_group(const char* group, int column) {
-    constexpr int64_t kBytes = kBytesOfGroup<kFour>, kShare = (kBytes * kSpan / kColumnBlock + kLine - 1) / kLine * kLine;
+template <int kBits, int kSpan> inline __attribute__((always_inline)) void fetch_group(const char* group, int column) {
+    constexpr int64_t kBytes = group_bytes(kBits), kShare = (kBytes * kSpan / kColumnBlock + kLine - 1) / kLine * kLine;
     const char* from = group + kGroupsAhead * kBytes + column / kSpan * kShare;
 #pragma GCC unroll 32
-    for (int64_t at = 0; at < kShare; at += kLine) __builtin_prefetch(from + at, 0, kFour ? 3 : 2);
+    for (int64_t at = 0; at < kShare; at += kLine) __builtin_prefetch(from + at, 0, kBits == 4 ? 3 : 2);
 }
 
 // acc[r][v] += the pair of inputs at k of each row times that of the weights.
@@ -73,39 +73,28 @@ inline __attribute__((always_inline)) void put_down(const LinearArgs& a, int64_t
     }
 }
 
-template <int kStep> struct Step {
-    static constexpr int value = kStep;
-};
-template <int kStep = 0, class Call> inline __attribute__((always_inline)) void each_step(const Call& call) {
-    call(Step<kStep>());
-    if constexpr (kStep + 1 < kGroup / 4) each_step<kStep + 1>(call);
-}
-
 // Adds the products of R rows with a panel to their sums, in the registers where its numbers come to be; they are kept for other
 // tiles where there are any.
-template <int R, bool kFour, bool kKept>
+template <int R, int kBits, bool kKept>
 __attribute__((noinline)) void tile_in_registers(const LinearArgs& a, const GroupedPanel& panel, int64_t row, float* sums) {
-    constexpr int V = vecs_in_registers(R), kSpan = W * V, kLines = kLinesOfHalf<kFour>;
+    constexpr int V = vecs_in_registers(R), kSpan = W * V;
     const Input* x[R];
     for (int r = 0; r < R; ++r) x[r] = static_cast<const Input*>(a.x) + (row + r) * a.x_stride + panel.group0 * kGroup;
     for (int column = 0; column < kColumnBlock; column += kSpan) {
         const char* group = panel.groups;
         uint16_t* to = panel.numbers;
-        GroupScales<kFour> scales[V] = {};
-        const auto scale = [&]() __attribute__((always_inline)) {
-#pragma GCC unroll 2
-            for (int v = 0; v < V; ++v) scales[v] = GroupScales<kFour>(group + 2 * kLines * kLine + (column + v * W) * 2);
-        };
+        GroupScales<kBits> scales[V] = {};
         // The numbers of four inputs.
         const auto make = [&](auto step, Pairs (&pairs)[2][V]) __attribute__((always_inline)) {
             constexpr int kStep = decltype(step)::value;
-            constexpr bool kHigh = kStep >= kLines;
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) {
                 const int at = column + v * W;
-                const char* words = group + (at / 16 * kLines + kStep % kLines) * kLine + at % 16 * 4;
+                if constexpr (scales_change<kBits>(kStep)) {
+                    scales[v] = GroupScales<kBits>(group + 2 * kBits * kLine + (kStep / 4 * kIntegerColumns + at) * 2);
+                }
                 Pairs both[2];
-                unpack<kFour, kHigh>(load_words(words), scales[v], both);
+                unpack<kBits, (kStep >= kBits)>(words_of_step<kBits, kStep>(group + at / 16 * kBits * kLine + at % 16 * 4), scales[v], both);
 #pragma GCC unroll 2
                 for (int i = 0; i < 2; ++i) {
                     pairs[i][v] = both[i];
@@ -117,17 +106,15 @@ __attribute__((noinline)) void tile_in_registers(const LinearArgs& a, const Grou
         take_up(acc, panel, sums, column);
         // Numbers are made a step before they are multiplied, so that neither waits for the other.
         Pairs pairs[2][2][V];
-        scale();
         make(Step<0>(), pairs[0]);
         for (int64_t g = panel.group0; g < panel.group1; ++g) {
-            fetch_group<kFour, kSpan>(group, column);
+            fetch_group<kBits, kSpan>(group, column);
             each_step([&](auto step) __attribute__((always_inline)) {
                 constexpr int kStep = decltype(step)::value;
                 if constexpr (kStep + 1 < kGroup / 4) {
                     make(Step<kStep + 1>(), pairs[(kStep + 1) % 2]);
                 } else {
-                    if (g + 1 < panel.group1) group += kBytesOfGroup<kFour>, to += 2 * kTileElements;
-                    scale();
+                    if (g + 1 < panel.group1) group += group_bytes(kBits), to += 2 * kTileElements;
                     make(Step<0>(), pairs[0]);
                 }
                 const int64_t k = (g - panel.group0) * kGroup + kStep * 4;
@@ -160,55 +147,54 @@ __attribute__((noinline)) void tile_grouped(const LinearArgs& a, const GroupedPa
 typedef void (*GroupedTile)(const LinearArgs&, const GroupedPanel&, int64_t row, float* sums);
 
 struct GroupedTiles {
-    GroupedTile plain[kLinearRows + 1]{}, alone[2][kRowsInRegisters + 1]{}, first[2][kRowsInRegisters + 1]{}; // [4 bits][rows]
+    GroupedTile plain[kLinearRows + 1]{}, alone[4][kRowsInRegisters + 1]{}, first[4][kRowsInRegisters + 1]{}; // [index of the bits][rows]
     template <int R> constexpr void fill() {
         if constexpr (R > 0) {
             plain[R] = tile_grouped<R>;
             fill<R - 1>();
         }
     }
-    template <int R> constexpr void fill_registers() {
+    template <int kBits, int R> constexpr void fill_registers() {
         if constexpr (R > 0) {
-            alone[0][R] = tile_in_registers<R, false, false>;
-            alone[1][R] = tile_in_registers<R, true, false>;
-            if constexpr (kFirstInRegisters && R >= kLinearRows / 2) {
-                first[0][R] = tile_in_registers<R, false, true>;
-                first[1][R] = tile_in_registers<R, true, true>;
-            }
-            fill_registers<R - 1>();
+            alone[index_of_bits(kBits)][R] = tile_in_registers<R, kBits, false>;
+            if constexpr (kFirstInRegisters && R >= kLinearRows / 2) first[index_of_bits(kBits)][R] = tile_in_registers<R, kBits, true>;
+            fill_registers<kBits, R - 1>();
         }
     }
     constexpr GroupedTiles() {
         fill<kLinearRows>();
-        fill_registers<kRowsInRegisters>();
+        fill_registers<4, kRowsInRegisters>();
+        fill_registers<5, kRowsInRegisters>();
+        fill_registers<6, kRowsInRegisters>();
+        fill_registers<8, kRowsInRegisters>();
     }
 };
 
 constexpr GroupedTiles kGroupedTiles;
 
-template <bool kFour> void dequantize_panel(const GroupedPanel& panel) {
+template <int kBits> void dequantize_panel(const GroupedPanel& panel) {
     const char* group = panel.groups;
     uint16_t* to = panel.numbers;
-    for (int64_t g = panel.group0; g < panel.group1; ++g, group += kBytesOfGroup<kFour>, to += 2 * kTileElements) {
-        fetch_group<kFour, kColumnBlock>(group, 0);
-        dequantize_group<kFour>(group, to);
+    for (int64_t g = panel.group0; g < panel.group1; ++g, group += group_bytes(kBits), to += 2 * kTileElements) {
+        fetch_group<kBits, kColumnBlock>(group, 0);
+        dequantize_group<kBits>(group, to);
     }
 }
 
-template <bool kFour> void multiply_panels(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block) {
+template <int kBits> void multiply_panels(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block) {
     alignas(64) float sums[kRowsAtOnce * kColumnBlock];
     alignas(64) uint16_t numbers[kPanelGroups * 2 * kTileElements];
     const int64_t groups = a.k / kGroup, rows = row1 - row0, tiles = (rows + kLinearRows - 1) / kLinearRows;
     const bool alone = rows <= kRowsInRegisters;
-    const char* block_groups = static_cast<const char*>(a.weight) + block * groups * kBytesOfGroup<kFour>;
+    const char* block_groups = static_cast<const char*>(a.weight) + block * groups * group_bytes(kBits);
     for (int64_t group0 = 0; group0 < groups; group0 += kPanelGroups) {
         const int64_t group1 = min64(groups, group0 + kPanelGroups);
-        const GroupedPanel panel{block_groups + group0 * kBytesOfGroup<kFour>, numbers, block, group0, group1};
-        if (!alone && !kFirstInRegisters) dequantize_panel<kFour>(panel);
+        const GroupedPanel panel{block_groups + group0 * group_bytes(kBits), numbers, block, group0, group1};
+        if (!alone && !kFirstInRegisters) dequantize_panel<kBits>(panel);
         for (int64_t t = 0, row = row0; t < tiles; ++t) {
             const int64_t size = (row1 - row) / (tiles - t); // nearly equal
-            const GroupedTile tile = alone                         ? kGroupedTiles.alone[kFour][size]
-                                     : t == 0 && kFirstInRegisters ? kGroupedTiles.first[kFour][size]
+            const GroupedTile tile = alone                         ? kGroupedTiles.alone[index_of_bits(kBits)][size]
+                                     : t == 0 && kFirstInRegisters ? kGroupedTiles.first[index_of_bits(kBits)][size]
                                                                    : kGroupedTiles.plain[size];
             tile(a, panel, row, sums + (row - row0) * kColumnBlock);
             row += size;
@@ -217,7 +203,8 @@ template <bool kFour> void multiply_panels(const LinearArgs& a, int64_t row0, in
 }
 
 void linear_grouped(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
-    const auto multiply = a.group_bits == 4 ? multiply_panels<true> : multiply_panels<false>;
+    constexpr decltype(&multiply_panels<4>) kMultiply[] = {multiply_panels<4>, multiply_panels<5>, multiply_panels<6>, multiply_panels<8>};
+    const auto multiply = kMultiply[index_of_bits(a.group_bits)];
     for (int64_t row = row0; row < row1; row += kRowsAtOnce) {
         for (int64_t block = block0; block < block1; ++block) multiply(a, row, min64(row1, row + kRowsAtOnce), block);
     }

@@ -1,17 +1,32 @@
-// Reading weights in groups that share a scale one by one; see integer.hpp. Included inside the instruction set's own namespace,
-// after kernels_math.hpp.
+// Weights in groups that share a scale as values; see integer.hpp. Included inside the instruction set's own namespace, after
+// kernels_math.hpp and simd_integer_*.hpp.
+
+// The values of line `line` with 5 or 6 bits: their low bits, and the line that has their high ones among others.
+template <int kBits> inline __attribute__((always_inline)) Bytes dvalues(Bytes low, Bytes highs, int line) {
+    return dor(low, kBits == 5 ? dkeep(dmove(highs, 4 - line), 16) : dkeep(dmove(highs, 4 - line % 4 * 2), 48));
+}
+
+// The value of input i of a group, `half` being the four bytes of an output's first line.
+inline int value_at(const char* half, int i, int bits) {
+    const auto byte = [&](int line) { return static_cast<uint8_t>(half[line * kLine + i % 4]); };
+    const int line = i / 4;
+    if (bits == 8) return byte(line) - 128;
+    const int low = line < 4 ? byte(line) & 15 : byte(line - 4) >> 4;
+    if (bits == 4) return low;
+    if (bits == 5) return low | (byte(4) >> line & 1) << 4;
+    return (low | (byte(4 + line / 4) >> line % 4 * 2 & 3) << 4) - 32;
+}
 
 // A column of a block, dequantized: exact but for the last rounding.
-inline void read_grouped_column(const char* block, int64_t column, int64_t groups, bool four, float* out) {
-    const int64_t bytes = four ? kGroupBytes4 : kGroupBytes8, lines = four ? 4 : 8;
-    for (int64_t g = 0; g < groups; ++g, block += bytes, out += kGroup) {
-        const char* values = block + column / 16 * lines * kLine + column % 16 * 4;
-        const char* half = block + 2 * lines * kLine + column * 2;
-        const float scale = half_to_float(half), minimum = four ? half_to_float(half + 2 * kIntegerColumns) : 0.0f;
+inline void read_grouped_column(const char* block, int64_t column, int64_t groups, int bits, float* out) {
+    for (int64_t g = 0; g < groups; ++g, block += group_bytes(bits), out += kGroup) {
+        const char* half = block + column / 16 * bits * kLine + column % 16 * 4;
+        const char* scales = block + 2 * bits * kLine + column * 2;
+        const float scale = half_to_float(scales), second = bits == 8 ? 0.0f : half_to_float(scales + 2 * kIntegerColumns);
         for (int i = 0; i < kGroup; ++i) {
-            const uint8_t byte = static_cast<uint8_t>(values[i / 4 % lines * kLine + i % 4]);
-            if (four) out[i] = static_cast<float>(i < kGroup / 2 ? byte & 15 : byte >> 4) * scale + minimum;
-            else out[i] = static_cast<float>(byte - 128) * scale;
+            const auto value = static_cast<float>(value_at(half, i, bits));
+            if (bits < 6) out[i] = value * scale + second;
+            else out[i] = value * (bits == 6 && i >= kGroup / 2 ? second : scale);
         }
     }
 }

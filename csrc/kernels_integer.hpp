@@ -22,7 +22,7 @@ inline void quantize_groups_at(const QuantizeArgs& a, int64_t at, int64_t groups
         Vec x[kGroup / W];
         load_group<kBf16>(a.x, at + g * kGroup, x);
         __builtin_prefetch(record + g * stride, 1); // others read these records before: it takes a while to make them one's own
-        __builtin_prefetch(record + g * stride + kRecord - 1, 1);
+        __builtin_prefetch(record + g * stride + kGroup + 7, 1);
         dlargest(x, largest[g]); // magnitudes compare like their bits, and NaN is above all
     }
     for (int64_t g = 0; g < groups; ++g) {
@@ -35,20 +35,21 @@ inline void quantize_groups_at(const QuantizeArgs& a, int64_t at, int64_t groups
         scale[g] = usable ? magnitude / 127.0f : finite ? 0.0f : __builtin_nanf("");
     }
     for (int64_t g = 0; g < groups; ++g, record += stride) {
-        int32_t sum = 0;
+        HalfSums sums{0, 0};
         if (inverse[g] == 0.0f) {
             __builtin_memset(record, 0, kGroup);
         } else {
             Vec x[kGroup / W];
             load_group<kBf16>(a.x, at + g * kGroup, x);
             for (Vec& v : x) v = vmul(v, vset(inverse[g]));
-            sum = dround_bytes(x, record);
+            sums = dround_bytes(x, record);
         }
         __builtin_memcpy(record + kGroup, &scale[g], sizeof(float));
-        const float scaled = scale[g] * static_cast<float>(sum);
-        sum *= -128;
-        if (a.four) __builtin_memcpy(record + kGroup + 4, &scaled, sizeof scaled);
-        else __builtin_memcpy(record + kGroup + 4, &sum, sizeof sum);
+        const float scaled = scale[g] * static_cast<float>(sums.first + sums.second);
+        const int32_t all = -128 * (sums.first + sums.second), halves[2] = {-32 * sums.first, -32 * sums.second};
+        if (a.bits < 6) __builtin_memcpy(record + kGroup + 4, &scaled, sizeof scaled);
+        else if (a.bits == 6) __builtin_memcpy(record + kGroup + 4, halves, sizeof halves);
+        else __builtin_memcpy(record + kGroup + 4, &all, sizeof all);
     }
 }
 
@@ -60,11 +61,12 @@ template <bool kBf16> void quantize_row(const QuantizeArgs& a, int64_t row, char
 }
 
 void quantize_rows(const QuantizeArgs& a, int64_t tile0, int64_t tile1) {
+    const int64_t bytes = record_bytes(a.bits);
     const auto quantize = a.x_bf16 ? quantize_row<true> : quantize_row<false>;
     for (int64_t tile = tile0; tile < tile1; ++tile) {
         const int64_t row0 = tile_row(a.rows, a.tiles, tile), size = tile_row(a.rows, a.tiles, tile + 1) - row0;
         for (int64_t r = 0; r < size; ++r) {
-            quantize(a, row0 + r, a.out + (row0 * a.groups + r) * kRecord, size * kRecord);
+            quantize(a, row0 + r, a.out + (row0 * a.groups + r) * bytes, size * bytes);
         }
     }
 }
@@ -79,6 +81,12 @@ inline int32_t word_at(const char* p) {
     __builtin_memcpy(&value, p, sizeof value);
     return value;
 }
+
+// What a record says beside its bytes.
+inline float scale_at(const char* record) { return float_at(record + kGroup); }
+inline float scaled_sum_at(const char* record) { return float_at(record + kGroup + 4); }
+inline int32_t offset_of_all(const char* record) { return word_at(record + kGroup + 4); }
+inline int32_t offset_of_half(const char* record, int half) { return word_at(record + kGroup + 4 + 4 * half); }
 
 // Loops over rows and vectors are unrolled by word: a compiler that leaves one of them a loop keeps all sums in memory.
 
@@ -102,13 +110,13 @@ template <int R, int V> inline __attribute__((always_inline)) void dot_group4(Do
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const Quad quad = dquad4(word_at(x + r * kRecord + line * 4));
+            const Quad quad = dquad4(word_at(x + r * record_bytes(4) + line * 4));
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], low[v], quad);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const Quad quad = dquad4(word_at(x + r * kRecord + (line + kLines) * 4));
+            const Quad quad = dquad4(word_at(x + r * record_bytes(4) + (line + kLines) * 4));
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], high[v], quad);
         }
@@ -124,7 +132,7 @@ template <int R, int V> inline __attribute__((always_inline)) void dot_group8(Do
     constexpr int kLines = 8, kVecs = 16 / W;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-        const Dots start = kShifted ? dset(word_at(x + r * kRecord + kGroup + 4)) : dzero();
+        const Dots start = kShifted ? dset(offset_of_all(x + r * record_bytes(8))) : dzero();
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) dots[r][v] = start;
     }
@@ -137,27 +145,99 @@ template <int R, int V> inline __attribute__((always_inline)) void dot_group8(Do
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const Quad8 quad = dquad8(word_at(x + r * kRecord + line * 4));
+            const Quad8 quad = dquad8(word_at(x + r * record_bytes(8) + line * 4));
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) dots[r][v] = ddot8(dots[r][v], weights[v], quad);
         }
     }
 }
 
-// Adds one group's products of R rows and V vectors of outputs, `w` and `half` (scales) being those of the first vector.
-template <int R, int V, bool kFour>
-inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], const char* x, const char* w, const char* half) {
-    Dots dots[R][V];
-    if constexpr (kFour) dot_group4(dots, x, w);
-    else dot_group8(dots, x, w);
+// Where the first line of vector v of outputs is, from that of the first on.
+template <int kBits> constexpr int64_t place_of_vector(int v) {
+    constexpr int kVecs = 16 / W;
+    return v / kVecs * kBits * kLine + v % kVecs * W * 4;
+}
+
+// Adds the dots of one half of a group's inputs, with 5 or 6 bits.
+template <int R, int V, int kBits, int kHalf>
+inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const char* x, const char* w) {
+    const auto load = [&](int v, int line) __attribute__((always_inline)) { return dload(w + place_of_vector<kBits>(v) + line * kLine); };
+    Bytes highs[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-        const Vec scale = vload_half(half + v * W * 2);
-        const Vec minimum = kFour ? vload_half(half + (kIntegerColumns + v * W) * 2) : vzero();
+    for (int v = 0; v < V; ++v) highs[v] = load(v, 4 + (kBits == 6 ? kHalf : 0));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        constexpr int kFirst = 4 * kHalf;
+        Eights weights[V];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            const Bytes raw = load(v, i);
+            weights[v] = dsmall(dvalues<kBits>(kHalf ? dhigh(raw) : dlow(raw), highs[v], kFirst + i));
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            acc[r][v] = vfma(vmul(dfloat(dots[r][v]), scale), vset(float_at(x + r * kRecord + kGroup)), acc[r][v]);
-            if (kFour) acc[r][v] = vfma(minimum, vset(float_at(x + r * kRecord + kGroup + 4)), acc[r][v]);
+            const Quad8 quad = dquad8(word_at(x + r * record_bytes(kBits) + (kFirst + i) * 4));
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) dots[r][v] = ddot8(dots[r][v], weights[v], quad);
+        }
+    }
+}
+
+// One group's products with 6 bits, of one vector of outputs: what both halves give, and then the activations' scale. Vector by
+// vector, because registers hold no more, and with a place that no compiler knows, so that it does not keep what it has loaded.
+template <int R, int V>
+inline __attribute__((always_inline)) void accumulate_group6(Vec (&acc)[R][V], int v, const char* x, const char* w,
+                                                             const char* scales) {
+    __asm__ volatile("" : "+r"(x));
+    Dots first[R][1], second[R][1];
+    Vec products[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) first[r][0] = dset(offset_of_half(x + r * record_bytes(6), 0));
+    dot_half<R, 1, 6, 0>(first, x, w);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        products[r] = vmul(dfloat(first[r][0]), vload_half(scales));
+        second[r][0] = dset(offset_of_half(x + r * record_bytes(6), 1));
+    }
+    dot_half<R, 1, 6, 1>(second, x, w);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        products[r] = vfma(dfloat(second[r][0]), vload_half(scales + kIntegerColumns * 2), products[r]);
+        acc[r][v] = vfma(products[r], vset(scale_at(x + r * record_bytes(6))), acc[r][v]);
+    }
+}
+
+// Adds one group's products of R rows and V vectors of outputs, `w` and `scales` being those of the first vector.
+template <int R, int V, int kBits>
+inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], const char* x, const char* w, const char* scales) {
+    if constexpr (kBits == 6) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) accumulate_group6<R, V>(acc, v, x, w + place_of_vector<6>(v), scales + v * W * 2);
+        return;
+    }
+    Dots dots[R][V];
+    if constexpr (kBits == 4) {
+        dot_group4(dots, x, w);
+    } else if constexpr (kBits == 8) {
+        dot_group8(dots, x, w);
+    } else {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) dots[r][v] = dzero();
+        }
+        dot_half<R, V, kBits, 0>(dots, x, w);
+        dot_half<R, V, kBits, 1>(dots, x, w);
+    }
+    constexpr bool kMinimums = kBits != 8;
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+        const Vec scale = vload_half(scales + v * W * 2);
+        const Vec minimum = kMinimums ? vload_half(scales + (kIntegerColumns + v * W) * 2) : vzero();
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            acc[r][v] = vfma(vmul(dfloat(dots[r][v]), scale), vset(scale_at(x + r * record_bytes(kBits))), acc[r][v]);
+            if (kMinimums) acc[r][v] = vfma(minimum, vset(scaled_sum_at(x + r * record_bytes(kBits))), acc[r][v]);
         }
     }
 }
@@ -177,17 +257,17 @@ struct TilePass {
 // Times that a tile walks its groups: as often as registers are too narrow for a block.
 constexpr int kPasses = kIntegerColumns / (kIntegerVecs * W);
 
-template <int R, bool kFour>
+template <int R, int kBits>
 __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
-    constexpr int V = kIntegerVecs, kLines = kFour ? 4 : 8, kStep = R * kRecord;
-    constexpr int64_t kBytes = kFour ? kGroupBytes4 : kGroupBytes8;
+    constexpr int V = kIntegerVecs, kStep = R * record_bytes(kBits);
+    constexpr int64_t kBytes = group_bytes(kBits);
     const bool first = pass.group0 == 0, last = pass.group1 == a.groups;
     const int64_t fetch_bytes = (pass.fetch_bytes + kPasses - 1) / kPasses, later_bytes = (pass.later_bytes + kPasses - 1) / kPasses;
     const char *fetch = pass.fetch, *fetch_end = fetch, *later = pass.later, *later_end = later;
     for (int column = 0; column < kIntegerColumns; column += V * W) {
         const char* x = a.x + pass.row * a.groups * (kStep / R) + pass.group0 * kStep;
         const char* w = a.weight + (pass.block * a.groups + pass.group0) * kBytes;
-        const int64_t at = column / 16 * kLines * kLine + column % 16 * 4, half = 2 * kLines * kLine + column * 2;
+        const int64_t at = column / 16 * kBits * kLine + column % 16 * 4, scales = 2 * kBits * kLine + column * 2;
         float* sums = pass.sums + column;
         Vec acc[R][V];
 #pragma GCC unroll 8
@@ -203,7 +283,7 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
                 for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
             }
             for (later_end += later_bytes; later < later_end; later += kLine) __builtin_prefetch(later, 0, 2);
-            accumulate_group<R, V, kFour>(acc, x, w + at, w + half);
+            accumulate_group<R, V, kBits>(acc, x, w + at, w + scales);
         }
         if (last) {
             int64_t columns[V];
@@ -222,15 +302,19 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
 typedef void (*IntegerTile)(const IntegerLinearArgs&, const TilePass&);
 
 struct IntegerTiles {
-    IntegerTile of[2][kIntegerRows + 1]{}; // [4 bits][rows]
-    template <int R> constexpr void fill() {
+    IntegerTile of[4][kIntegerRows + 1]{}; // [index of the bits][rows]
+    template <int kBits, int R> constexpr void fill() {
         if constexpr (R > 0) {
-            of[0][R] = integer_tile<R, false>;
-            of[1][R] = integer_tile<R, true>;
-            fill<R - 1>();
+            of[index_of_bits(kBits)][R] = integer_tile<R, kBits>;
+            fill<kBits, R - 1>();
         }
     }
-    constexpr IntegerTiles() { fill<kIntegerRows>(); }
+    constexpr IntegerTiles() {
+        fill<4, kIntegerRows>();
+        fill<5, kIntegerRows>();
+        fill<6, kIntegerRows>();
+        fill<8, kIntegerRows>();
+    }
 };
 
 constexpr IntegerTiles kIntegerTiles;
@@ -239,7 +323,7 @@ constexpr IntegerTiles kIntegerTiles;
 // pass a larger one, because going on to the next tile costs more than coming back to the weights.
 constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10;
 // Bytes ahead of a tile that is alone: hardware that reads ahead keeps up with one row of 4 bits, and far requests would get in its
-// way; with 8 bits a row goes through twice as many bytes in the same time.
+// way; with more bits a row goes through more bytes in the same time.
 constexpr int64_t kRowAhead = 1 << 10, kRowsAhead = 6 << 10;
 constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 
@@ -269,21 +353,21 @@ inline void fetch_later(Pieces* pieces, PieceLeft& left, TilePass& pass) {
 // lines that the first can wait for at a time are fewer than memory needs.
 void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block, PieceLeft& left) {
     alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
-    const IntegerTile* kernels = kIntegerTiles.of[a.four];
+    const IntegerTile* kernels = kIntegerTiles.of[index_of_bits(a.bits)];
     const int64_t tiles = tile1 - tile0, row0 = tile_row(a.rows, a.tiles, tile0);
-    const int64_t group_bytes = a.four ? kGroupBytes4 : kGroupBytes8;
-    const int64_t largest = (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / group_bytes;
+    const int64_t bytes = group_bytes(a.bits);
+    const int64_t largest = (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / bytes;
     const bool streams = tiles == 1 && kPasses == 1;
     const int64_t chunks = streams ? 1 : (a.groups + largest - 1) / largest;
     TilePass pass{};
     pass.block = block;
-    pass.fetch_bytes = (group_bytes + tiles - 1) / tiles;
+    pass.fetch_bytes = (bytes + tiles - 1) / tiles;
     pass.streams = streams;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         pass.group0 = a.groups * chunk / chunks;
         pass.group1 = a.groups * (chunk + 1) / chunks;
-        pass.fetch = a.weight + (block * a.groups + pass.group1) * group_bytes;
-        if (streams) pass.fetch = a.weight + block * a.groups * group_bytes + (a.rows == 1 && a.four ? kRowAhead : kRowsAhead);
+        pass.fetch = a.weight + (block * a.groups + pass.group1) * bytes;
+        if (streams) pass.fetch = a.weight + block * a.groups * bytes + (a.rows == 1 && a.bits == 4 ? kRowAhead : kRowsAhead);
         for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += (pass.group1 - pass.group0) * pass.fetch_bytes) {
             pass.row = tile_row(a.rows, a.tiles, tile);
             pass.sums = sums + (pass.row - row0) * kIntegerColumns;
@@ -303,10 +387,10 @@ void linear_integer(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
 }
 
 void embedding_integer(const IntegerEmbeddingArgs& a, int64_t row0, int64_t row1) {
-    const int64_t block_bytes = a.groups * (a.four ? kGroupBytes4 : kGroupBytes8);
+    const int64_t block_bytes = a.groups * group_bytes(a.bits);
     for (int64_t r = row0; r < row1; ++r) {
         const int64_t n = a.ids[r];
         const char* block = a.table + n / kIntegerColumns * block_bytes;
-        read_grouped_column(block, n % kIntegerColumns, a.groups, a.four, a.out + r * a.groups * kGroup);
+        read_grouped_column(block, n % kIntegerColumns, a.groups, a.bits, a.out + r * a.groups * kGroup);
     }
 }

@@ -2,35 +2,45 @@
 // accumulate_group combines them, so results have the bits of the kernels that take over for few rows. Included inside the
 // instruction set's own namespace, after kernels_integer.hpp and a header that defines the tile instructions.
 //
-// Tiles 0 and 1 hold dots, one group's while the other's are scaled; 2 and 3 the rows' bytes, 4 and 5 the weights' lines. Sums
+// Tiles 0 and 1 hold dots, one group's while the other's are scaled, or those of both halves of a group's inputs; 2 and 3 the rows' bytes, 4 and 5 the weights' lines. Sums
 // stay in registers from group to group: this is why halves of a block take turns.
 
 constexpr int kTileRows = 16; // rows of a tile, and outputs of half a block
 constexpr int64_t kChunkGroups = 24; // at most: their bytes stay in the nearest cache while all rows pass
 constexpr int64_t kGroupLines = 2 * 8 * kLine; // bytes of a group's weights, one each
 
-inline TileConfig integer_tile_config(int64_t rows) {
+// Inputs that share a scale: tiles hold no others.
+constexpr int inputs_of_dot(int bits) { return bits == 6 ? kGroup / 2 : kGroup; }
+
+inline TileConfig integer_tile_config(int64_t rows, int bits) {
     TileConfig config{};
     config.palette = 1;
-    const int64_t tile_rows[6] = {rows, rows, rows, rows, kGroup / 4, kGroup / 4};
+    const int64_t inputs = inputs_of_dot(bits), tile_rows[6] = {rows, rows, rows, rows, inputs / 4, inputs / 4};
     for (int t = 0; t < 6; ++t) {
         config.rows[t] = static_cast<uint8_t>(tile_rows[t]);
-        config.column_bytes[t] = static_cast<uint16_t>(t == 2 || t == 3 ? kGroup : kLine);
+        config.column_bytes[t] = static_cast<uint16_t>(t == 2 || t == 3 ? inputs : kLine);
     }
     return config;
 }
 
-// Eight lines of bytes from four of nibbles, for both halves of a block.
-inline void unpack_nibbles(const char* w, char* lines) {
+// Eight lines of bytes from those of a group with fewer bits, for both halves of a block.
+template <int kBits> void unpack_lines(const char* w, char* lines) {
     constexpr int kStep = static_cast<int>(sizeof(Bytes));
-    for (int half = 0; half < 2; ++half, w += 4 * kLine, lines += 8 * kLine) {
-        for (int at = 0; at < 4 * kLine; at += kStep) {
-            const Bytes raw = dload(w + at), low = dlow(raw), high = dhigh(raw);
-            __builtin_memcpy(lines + at, &low, sizeof low);
-            __builtin_memcpy(lines + 4 * kLine + at, &high, sizeof high);
+    for (int half = 0; half < 2; ++half, w += kBits * kLine, lines += 8 * kLine) {
+        for (int at = 0; at < kLine; at += kStep) {
+#pragma GCC unroll 8
+            for (int line = 0; line < 8; ++line) {
+                const Bytes raw = dload(w + line % 4 * kLine + at);
+                Bytes values = line < 4 ? dlow(raw) : dhigh(raw);
+                if constexpr (kBits > 4) values = dvalues<kBits>(values, dload(w + (4 + (kBits == 6 ? line / 4 : 0)) * kLine + at), line);
+                __builtin_memcpy(lines + line * kLine + at, &values, sizeof values);
+            }
         }
     }
 }
+
+typedef void (*UnpackLines)(const char*, char*);
+constexpr UnpackLines kUnpackLines[] = {unpack_lines<4>, unpack_lines<5>, unpack_lines<6>, nullptr};
 
 // What a tile of rows multiplies in one go: so many groups of half a block.
 struct HalfPass {
@@ -46,46 +56,65 @@ struct HalfPass {
     int64_t fetch_lines, later_lines;
 };
 
-// The exact dots of a group's half, in one of two places.
-template <int kPlace> inline __attribute__((always_inline)) void dot_tiles(const char* x, const char* lines, int32_t* dots) {
+constexpr int kTileDots = kTileRows * kTileRows;
+
+// The exact dots of half a block, in one of two places.
+template <int kPlace, int kBits> inline __attribute__((always_inline)) void dot_tiles(const char* x, const char* lines, int32_t* dots) {
     if constexpr (kPlace == 0) {
         OCTAVO_TILE_ZERO(0);
-        OCTAVO_TILE_LOAD(2, x, kRecord);
+        OCTAVO_TILE_LOAD(2, x, record_bytes(kBits));
         OCTAVO_TILE_LOAD(4, lines, kLine);
         OCTAVO_TILE_DOT_BYTES(0, 2, 4);
         OCTAVO_TILE_STORE(0, dots, kTileRows * 4);
     } else {
         OCTAVO_TILE_ZERO(1);
-        OCTAVO_TILE_LOAD(3, x, kRecord);
+        OCTAVO_TILE_LOAD(3, x, record_bytes(kBits));
         OCTAVO_TILE_LOAD(5, lines, kLine);
         OCTAVO_TILE_DOT_BYTES(1, 3, 5);
         OCTAVO_TILE_STORE(1, dots, kTileRows * 4);
     }
 }
 
-// Adds a group's products to the sums, as accumulate_group does; `dots` are those of unsigned bytes.
-template <int R, bool kFour>
-inline __attribute__((always_inline)) void scale_dots(Vec (&acc)[R][kTileRows / W], const int32_t* dots, const char* x,
+// Those of a group: all its inputs, or with 6 bits each half of them.
+template <int kPlace, int kBits> inline __attribute__((always_inline)) void dot_group(const char* x, const char* lines, int32_t* dots) {
+    if constexpr (kBits == 6) {
+        dot_tiles<0, kBits>(x, lines, dots);
+        dot_tiles<1, kBits>(x + kGroup / 2, lines + kGroup / 8 * kLine, dots + kTileDots);
+    } else {
+        dot_tiles<kPlace, kBits>(x, lines, dots);
+    }
+}
+
+// Adds products to the sums, as accumulate_group does; `dots` are those of unsigned bytes, with 6 bits of one half of a group's
+// inputs and then of the other.
+template <int R, int kBits>
+inline __attribute__((always_inline)) void scale_tile(Vec (&acc)[R][kTileRows / W], const int32_t* dots, const char* x,
                                                       const char* scales) {
+    constexpr bool kMinimums = kBits < 6;
 #pragma GCC unroll 4
     for (int v = 0; v < kTileRows / W; ++v) {
         const Vec scale = vload_half(scales + v * W * 2);
-        const Vec minimum = kFour ? vload_half(scales + (kIntegerColumns + v * W) * 2) : vzero();
+        const Vec second = kBits < 8 ? vload_half(scales + (kIntegerColumns + v * W) * 2) : vzero();
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            const char* record = x + r * kRecord;
-            Dots exact;
-            __builtin_memcpy(&exact, dots + r * kTileRows + v * W, sizeof exact);
-            if (!kFour) exact = dadd(exact, dset(word_at(record + kGroup + 4)));
-            acc[r][v] = vfma(vmul(dfloat(exact), scale), vset(float_at(record + kGroup)), acc[r][v]);
-            if (kFour) acc[r][v] = vfma(minimum, vset(float_at(record + kGroup + 4)), acc[r][v]);
+            const char* record = x + r * record_bytes(kBits);
+            const auto exact = [&](int half) __attribute__((always_inline)) {
+                Dots found;
+                __builtin_memcpy(&found, dots + half * kTileDots + r * kTileRows + v * W, sizeof found);
+                if (kBits == 6) return dfloat(dadd(found, dset(offset_of_half(record, half))));
+                return dfloat(kBits == 8 ? dadd(found, dset(offset_of_all(record))) : found);
+            };
+            Vec products = vmul(exact(0), scale);
+            if (kBits == 6) products = vfma(exact(1), second, products);
+            acc[r][v] = vfma(products, vset(scale_at(record)), acc[r][v]);
+            if (kMinimums) acc[r][v] = vfma(second, vset(scaled_sum_at(record)), acc[r][v]);
         }
     }
 }
 
-template <int R, bool kFour> __attribute__((noinline)) void multiply_half(const HalfPass& pass) {
-    constexpr int V = kTileRows / W, kStep = R * kRecord;
-    alignas(64) int32_t dots[2][kTileRows * kTileRows];
+template <int R, int kBits> __attribute__((noinline)) void multiply_half(const HalfPass& pass) {
+    constexpr int V = kTileRows / W, kStep = R * record_bytes(kBits), kDots = kBits == 6 ? 2 : 1; // tiles of dots of a group
+    alignas(64) int32_t dots[2][kDots * kTileDots];
     Vec acc[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -94,17 +123,17 @@ template <int R, bool kFour> __attribute__((noinline)) void multiply_half(const 
     }
     const char *x = pass.x, *lines = pass.lines, *scales = pass.scales;
     const char *fetch = pass.fetch, *later = pass.later;
-    dot_tiles<0>(x, lines, dots[0]);
+    dot_group<0, kBits>(x, lines, dots[0]);
     for (int64_t g = 0; g < pass.groups; g += 2) {
         for (int64_t i = 0; i < pass.fetch_lines; ++i, fetch += kLine) __builtin_prefetch(fetch, 0, 2);
         for (int64_t i = 0; i < pass.later_lines; ++i, later += kLine) __builtin_prefetch(later, 0, 2);
-        if (g + 1 < pass.groups) dot_tiles<1>(x + kStep, lines += pass.lines_step, dots[1]);
-        scale_dots<R, kFour>(acc, dots[0], x, scales);
+        if (g + 1 < pass.groups) dot_group<1, kBits>(x + kStep, lines += pass.lines_step, dots[1]);
+        scale_tile<R, kBits>(acc, dots[0], x, scales);
         x += kStep;
         scales += pass.scales_step;
         if (g + 1 == pass.groups) break;
-        if (g + 2 < pass.groups) dot_tiles<0>(x + kStep, lines += pass.lines_step, dots[0]);
-        scale_dots<R, kFour>(acc, dots[1], x, scales);
+        if (g + 2 < pass.groups) dot_group<0, kBits>(x + kStep, lines += pass.lines_step, dots[0]);
+        scale_tile<R, kBits>(acc, dots[1], x, scales);
         x += kStep;
         scales += pass.scales_step;
     }
@@ -118,15 +147,19 @@ template <int R, bool kFour> __attribute__((noinline)) void multiply_half(const 
 typedef void (*HalfKernel)(const HalfPass&);
 
 struct HalfKernels {
-    HalfKernel of[2][kTileRows + 1]{}; // [4 bits][rows]
-    template <int R> constexpr void fill() {
+    HalfKernel of[4][kTileRows + 1]{}; // [index of the bits][rows]
+    template <int kBits, int R> constexpr void fill() {
         if constexpr (R > 0) {
-            of[0][R] = multiply_half<R, false>;
-            of[1][R] = multiply_half<R, true>;
-            fill<R - 1>();
+            of[index_of_bits(kBits)][R] = multiply_half<R, kBits>;
+            fill<kBits, R - 1>();
         }
     }
-    constexpr HalfKernels() { fill<kTileRows>(); }
+    constexpr HalfKernels() {
+        fill<4, kTileRows>();
+        fill<5, kTileRows>();
+        fill<6, kTileRows>();
+        fill<8, kTileRows>();
+    }
 };
 
 constexpr HalfKernels kHalfKernels;
@@ -136,38 +169,39 @@ inline void multiply_block_tiles(const IntegerLinearArgs& a, int64_t tile0, int6
                                  PieceLeft& left) {
     alignas(64) float sums[kTilesAtOnce * kTileRows * kIntegerColumns];
     alignas(64) char bytes[kChunkGroups * kGroupLines];
-    const int64_t group_bytes = a.four ? kGroupBytes4 : kGroupBytes8, tiles = tile1 - tile0;
+    const int64_t stream = group_bytes(a.bits), tiles = tile1 - tile0;
+    const UnpackLines unpack = kUnpackLines[index_of_bits(a.bits)];
     const int64_t chunks = (a.groups + kChunkGroups - 1) / kChunkGroups;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         const int64_t group0 = a.groups * chunk / chunks, groups = a.groups * (chunk + 1) / chunks - group0;
-        const char* w = a.weight + (block * a.groups + group0) * group_bytes;
-        if (a.four) {
-            for (int64_t g = 0; g < groups; ++g) unpack_nibbles(w + g * group_bytes, bytes + g * kGroupLines);
+        const char* w = a.weight + (block * a.groups + group0) * stream;
+        if (unpack) {
+            for (int64_t g = 0; g < groups; ++g) unpack(w + g * stream, bytes + g * kGroupLines);
             tile_fence();
         }
         TilePass share{};
         share.group1 = groups;
         HalfPass pass{};
         pass.groups = groups;
-        pass.lines_step = a.four ? kGroupLines : group_bytes;
-        pass.scales_step = group_bytes;
+        pass.lines_step = unpack ? kGroupLines : stream;
+        pass.scales_step = stream;
         pass.first = chunk == 0;
-        pass.fetch = w + groups * group_bytes;
-        pass.fetch_lines = (2 * group_bytes / kLine + 2 * tiles - 1) / (2 * tiles);
+        pass.fetch = w + groups * stream;
+        pass.fetch_lines = (2 * stream / kLine + 2 * tiles - 1) / (2 * tiles);
         for (int64_t tile = tile0; tile < tile1; ++tile) {
             const int64_t row = tile_row(a.rows, a.tiles, tile), rows = tile_row(a.rows, a.tiles, tile + 1) - row;
-            if (rows != configured) tile_configure(integer_tile_config(rows));
+            if (rows != configured) tile_configure(integer_tile_config(rows, a.bits));
             configured = rows;
             float* own = sums + (tile - tile0) * kTileRows * kIntegerColumns;
-            pass.x = a.x + (row * a.groups + group0 * rows) * kRecord;
+            pass.x = a.x + (row * a.groups + group0 * rows) * record_bytes(a.bits);
             for (int half = 0; half < 2; ++half) {
-                pass.lines = (a.four ? bytes : w) + half * 8 * kLine;
-                pass.scales = w + (a.four ? 8 : 16) * kLine + half * kTileRows * 2;
+                pass.lines = (unpack ? bytes : w) + half * 8 * kLine;
+                pass.scales = w + 2 * a.bits * kLine + half * kTileRows * 2;
                 pass.sums = own + half * kTileRows;
                 fetch_later(a.pieces, left, share);
                 pass.later = share.later;
                 pass.later_lines = (2 * share.later_bytes + kLine - 1) / kLine;
-                kHalfKernels.of[a.four][rows](pass);
+                kHalfKernels.of[index_of_bits(a.bits)][rows](pass);
                 pass.fetch += (groups + 1) / 2 * pass.fetch_lines * kLine;
             }
             for (int64_t r = 0; chunk == chunks - 1 && r < rows; ++r) {

@@ -17,18 +17,17 @@ inline __m512i twice(int half) {
 inline Vec every_other(float even, float odd) {
     return _mm512_set_ps(odd, even, odd, even, odd, even, odd, even, odd, even, odd, even, odd, even, odd, even);
 }
-inline Words load_words(const char* p) {
-    const __m512i words = _mm512_loadu_si512(p);
+inline Words spread(Bytes words) {
     return {{_mm512_permutexvar_epi32(twice(0), words), _mm512_permutexvar_epi32(twice(1), words)}};
 }
 
 // A byte is converted where it stands in its word; the powers of two that this brings in are taken out of the scales.
-template <bool kFour> struct GroupScales {
+template <int kBits> struct GroupScales {
     GroupScales() = default;
     explicit GroupScales(const char* p) {
         const Vec given = vload_half(p);
-        // 8 bits are stored as value + 128. Products are exact: what is rounded is the sum, and then the number.
-        const Vec added = kFour ? vload_half(p + kIntegerColumns * 2) : vmul(given, vset(-128.0f));
+        // Products are exact: what is rounded is the sum, and then the number.
+        const Vec added = kBits < 6 ? vload_half(p + kIntegerColumns * 2) : vmul(given, vset(-kOffset<kBits>));
         for (int half = 0; half < 2; ++half) {
             minimum[half] = _mm512_permutexvar_ps(twice(half), added);
             scale[half][0] = vmul(_mm512_permutexvar_ps(twice(half), given), every_other(1.0f, 0x1p-8f));
@@ -38,16 +37,16 @@ template <bool kFour> struct GroupScales {
     Vec scale[2][2], minimum[2]; // [half][pair]
 };
 
-// The numbers of four inputs: with 4 bits those in the low or in the high halves of the words' bytes.
-template <bool kFour, bool kHigh> inline void unpack(const Words& words, const GroupScales<kFour>& scales, Pairs (&to)[2]) {
-    constexpr int kByte = kFour ? 15 : 255;
+// The numbers of four inputs: with 4 bits those in the low or in the high halves of the words' bytes, else of whole bytes.
+template <int kBits, bool kHigh> inline void unpack(const Words& words, const GroupScales<kBits>& scales, Pairs (&to)[2]) {
+    constexpr int kByte = kBits == 4 ? 15 : 255;
 #pragma GCC unroll 2
     for (int pair = 0; pair < 2; ++pair) {
         const __m512i own = _mm512_set1_epi64(static_cast<int64_t>((uint64_t{kByte} << 40 | kByte) << pair * 16));
         Vec values[2];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
-            const __m512i bits = kHigh ? _mm512_srli_epi32(words.of[half], 4) : words.of[half];
+            const __m512i bits = kBits == 4 && kHigh ? _mm512_srli_epi32(words.of[half], 4) : words.of[half];
             values[half] = vfma(_mm512_cvtepu32_ps(_mm512_and_si512(bits, own)), scales.scale[half][pair], scales.minimum[half]);
         }
         to[pair] = (Vec)_mm512_cvtne2ps_pbh(values[1], values[0]);

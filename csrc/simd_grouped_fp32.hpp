@@ -8,13 +8,13 @@ struct Pairs {
 inline void store_pairs(uint16_t* p, const Pairs& pairs) { vstore_pairs(p, pairs.even, pairs.odd); }
 
 typedef Bytes Words;
-inline Words load_words(const char* p) { return dload(p); }
+inline Words spread(Bytes words) { return words; }
 
-template <bool kFour> struct GroupScales {
-    // 8 bits are stored as value + 128. Products are exact: what is rounded is the sum, and then the number.
+template <int kBits> struct GroupScales {
+    // Products are exact: what is rounded is the sum, and then the number.
     GroupScales() = default;
     explicit GroupScales(const char* p)
-        : scale(vload_half(p)), minimum(kFour ? vload_half(p + kIntegerColumns * 2) : vmul(scale, vset(-128.0f))) {}
+        : scale(vload_half(p)), minimum(kBits < 6 ? vload_half(p + kIntegerColumns * 2) : vmul(scale, vset(-kOffset<kBits>))) {}
     Vec scale, minimum;
 };
 
@@ -25,9 +25,9 @@ template <int I, class Scales> inline Vec number_of(Bytes b, const Scales& scale
     return vsub(vadd(number, far), far);
 }
 
-// The numbers of four inputs: with 4 bits those in the low or in the high halves of the words' bytes.
-template <bool kFour, bool kHigh> inline void unpack(Words words, const GroupScales<kFour>& scales, Pairs (&to)[2]) {
-    const Bytes b = !kFour ? words : kHigh ? dhigh(words) : dlow(words);
+// The numbers of four inputs: with 4 bits those in the low or in the high halves of the words' bytes, else of whole bytes.
+template <int kBits, bool kHigh> inline void unpack(Words words, const GroupScales<kBits>& scales, Pairs (&to)[2]) {
+    const Bytes b = kBits != 4 ? words : kHigh ? dhigh(words) : dlow(words);
     to[0] = {number_of<0>(b, scales), number_of<1>(b, scales)};
     to[1] = {number_of<2>(b, scales), number_of<3>(b, scales)};
 }

@@ -11,6 +11,10 @@ inline Dots dadd(Dots a, Dots b) { return _mm256_add_epi32(a, b); }
 inline Bytes dload(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline Bytes dlow(Bytes b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
 inline Bytes dhigh(Bytes b) { return _mm256_and_si256(_mm256_srli_epi16(b, 4), _mm256_set1_epi8(15)); }
+inline Bytes dor(Bytes a, Bytes b) { return _mm256_or_si256(a, b); }
+inline Bytes dkeep(Bytes b, char bits) { return _mm256_and_si256(b, _mm256_set1_epi8(bits)); }
+// Bits moved to the left, or if negative to the right; out of their bytes, too.
+inline Bytes dmove(Bytes b, int left) { return left < 0 ? _mm256_srli_epi16(b, -left) : left ? _mm256_slli_epi16(b, left) : b; }
 inline Vec dfloat(Dots d) { return _mm256_cvtepi32_ps(d); }
 inline Vec vload_half(const char* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline void vstore_half(char* p, Vec v) {
@@ -25,17 +29,18 @@ inline void dlargest(const Vec (&x)[4], uint32_t (&to)[4]) {
     const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), four);
 }
-// The nearest whole numbers, ties to even, all from -127 to 127, as signed bytes; and their sum.
-inline int32_t dround_bytes(const Vec (&x)[4], char* p) {
+// The nearest whole numbers, ties to even, all from -127 to 127, as signed bytes; and the sums of both halves.
+inline HalfSums dround_bytes(const Vec (&x)[4], char* p) {
     const __m256i low = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
     const __m256i high = _mm256_packs_epi32(_mm256_cvtps_epi32(x[2]), _mm256_cvtps_epi32(x[3]));
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); // packing works within halves
     const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bytes);
-    const __m256i pairs = _mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1));
-    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
+    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i pairs = _mm256_hadd_epi32(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, ones)); // two words each in turn
+    __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0xB1));
+    return {_mm_cvtsi128_si32(sums), _mm_extract_epi32(sums, 2)};
 }
 
 using Fours = __m256i; // sums on their way to dots
@@ -51,6 +56,7 @@ constexpr bool kShifted = true; // 8 bits are multiplied as value + 128
 inline Fours ddot4(Fours acc, Bytes w, Quad x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
 inline Dots dsum4(Fours sums) { return sums; }
 inline Eights deights(Bytes w) { return w; }
+inline Eights dsmall(Bytes w) { return w; } // as they are, below 128
 inline Dots ddot8(Dots acc, Eights w, Quad8 x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
 
 #else
@@ -71,6 +77,7 @@ inline Eights deights(Bytes w) {
     const __m256i values = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
     return {values, _mm256_abs_epi8(values)};
 }
+inline Eights dsmall(Bytes w) { return {w, w}; } // as they are, below 128
 // Magnitudes with the activations that bear the weights' signs: 2 * 128 * 127 fits 16 bits.
 inline Dots ddot8(Dots acc, Eights w, Quad8 x) {
     const __m256i pairs = _mm256_maddubs_epi16(w.magnitudes, _mm256_sign_epi8(x, w.values));

@@ -11,6 +11,10 @@ inline Dots dadd(Dots a, Dots b) { return _mm512_add_epi32(a, b); }
 inline Bytes dload(const char* p) { return _mm512_loadu_si512(p); }
 inline Bytes dlow(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
 inline Bytes dhigh(Bytes b) { return _mm512_and_si512(_mm512_srli_epi16(b, 4), _mm512_set1_epi8(15)); }
+inline Bytes dor(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
+inline Bytes dkeep(Bytes b, char bits) { return _mm512_and_si512(b, _mm512_set1_epi8(bits)); }
+// Bits moved to the left, or if negative to the right; out of their bytes, too.
+inline Bytes dmove(Bytes b, int left) { return left < 0 ? _mm512_srli_epi16(b, -left) : left ? _mm512_slli_epi16(b, left) : b; }
 inline Vec dfloat(Dots d) { return _mm512_cvtepi32_ps(d); }
 inline Vec vload_half(const char* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline void vstore_half(char* p, Vec v) {
@@ -26,15 +30,17 @@ inline void dlargest(const Vec (&x)[2], uint32_t (&to)[4]) {
     const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
 }
-// The nearest whole numbers, ties to even, all from -127 to 127, as signed bytes; and their sum.
-inline int32_t dround_bytes(const Vec (&x)[2], char* p) {
+// The nearest whole numbers, ties to even, all from -127 to 127, as signed bytes; and the sums of both halves.
+inline HalfSums dround_bytes(const Vec (&x)[2], char* p) {
     const __m512i whole[2] = {_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1])};
     for (int v = 0; v < 2; ++v) _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + v, _mm512_cvtepi32_epi8(whole[v]));
-    const __m512i both = _mm512_add_epi32(whole[0], whole[1]);
-    const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
-    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
+    // The first half's sums in the lower part, the second's in the upper.
+    const __m512i sums = _mm512_add_epi32(_mm512_shuffle_i64x2(whole[0], whole[1], 0x44), _mm512_shuffle_i64x2(whole[0], whole[1], 0xEE));
+    const __m256i four = _mm256_add_epi32(_mm512_castsi512_si256(_mm512_shuffle_i64x2(sums, sums, 0x08)),
+                                          _mm512_castsi512_si256(_mm512_shuffle_i64x2(sums, sums, 0x0D)));
+    const __m256i two = _mm256_add_epi32(four, _mm256_shuffle_epi32(four, 0x4E));
+    const __m256i one = _mm256_add_epi32(two, _mm256_shuffle_epi32(two, 0xB1));
+    return {_mm_cvtsi128_si32(_mm256_castsi256_si128(one)), _mm_cvtsi128_si32(_mm256_extracti128_si256(one, 1))};
 }
 
 using Fours = __m512i; // sums on their way to dots
@@ -43,6 +49,7 @@ using Eights = __m512i;
 constexpr bool kShifted = true; // 8 bits are multiplied as value + 128
 inline Quad dquad4(int32_t x) { return _mm512_set1_epi32(x); }
 inline Eights deights(Bytes w) { return w; }
+inline Eights dsmall(Bytes w) { return w; } // as they are, below 128
 
 #ifdef OCTAVO_VNNI
 

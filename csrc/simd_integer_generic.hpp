@@ -16,6 +16,10 @@ inline Bytes dload(const char* p) {
 }
 inline Bytes dlow(Bytes b) { return b & 0x0F0F0F0Fu; }
 inline Bytes dhigh(Bytes b) { return (b >> 4) & 0x0F0F0F0Fu; }
+inline Bytes dor(Bytes a, Bytes b) { return a | b; }
+inline Bytes dkeep(Bytes b, uint8_t bits) { return b & 0x01010101u * bits; }
+// Bits moved to the left, or if negative to the right; out of their bytes, too.
+inline Bytes dmove(Bytes b, int left) { return left < 0 ? b >> -left : b << left; }
 inline Vec dfloat(Dots d) { return __builtin_convertvector(d, Vec); }
 inline Vec vload_half(const char* p) {
     return Vec{half_to_float(p), half_to_float(p + 2), half_to_float(p + 4), half_to_float(p + 6)};
@@ -36,15 +40,16 @@ inline void dlargest(const Vec (&x)[8], uint32_t (&to)[4]) {
     }
     __builtin_memcpy(to, &largest, sizeof to);
 }
-// The nearest whole numbers, ties to even, all from -127 to 127, as signed bytes; and their sum.
-inline int32_t dround_bytes(const Vec (&x)[8], char* p) {
-    IntVec total{};
+// The nearest whole numbers, ties to even, all from -127 to 127, as signed bytes; and the sums of both halves.
+inline HalfSums dround_bytes(const Vec (&x)[8], char* p) {
+    IntVec totals[2]{};
     for (int v = 0; v < 8; ++v) {
         const IntVec whole = __builtin_convertvector(vround(x[v]), IntVec);
         for (int i = 0; i < W; ++i) p[v * W + i] = static_cast<char>(whole[i]);
-        total += whole;
+        totals[v / 4] += whole;
     }
-    return (total[0] + total[1]) + (total[2] + total[3]);
+    const auto sum = [](IntVec total) { return (total[0] + total[1]) + (total[2] + total[3]); };
+    return {sum(totals[0]), sum(totals[1])};
 }
 
 using Fours = Dots;
@@ -65,6 +70,7 @@ inline Dots dpairs(ShortVec w, ShortVec x) {
     return ((products << 16) >> 16) + (products >> 16);
 }
 inline Eights deights(Bytes w) { return w; }
+inline Eights dsmall(Bytes w) { return w; } // as they are, below 128
 inline Dots ddot8(Dots acc, Eights w, Quad8 x) {
     ShortVec even = reinterpret_cast<ShortVec>(w & 0x00FF00FFu), odd = reinterpret_cast<ShortVec>((w >> 8) & 0x00FF00FFu);
     return acc + dpairs(even, x.even) + dpairs(odd, x.odd);

@@ -5,7 +5,6 @@ memory that runs out, on any thread, MemoryError; threads that the system refuse
 """
 
 from collections.abc import Sequence
-from typing import overload
 
 import numpy as np
 
@@ -135,22 +134,16 @@ class Device:
     def pack(self, weight: np.ndarray, *, gated: bool = False) -> PackedWeight:
         """``gated``: a multiple of 64 rows, the first half of them gates, for ``gated_linear``."""
 
-    def pack_int8(self, values: np.ndarray, scales: np.ndarray, *, gated: bool = False) -> IntegerWeight:
-        """int8[rows, columns]; float16 as uint16[rows, columns / 32]."""
+    def pack_integer(
+        self, bits: int, values: np.ndarray, scales: np.ndarray, minimums: np.ndarray | None, *, gated: bool = False
+    ) -> IntegerWeight:
+        """A layout of ``octavo.quant.layouts``, its arrays seen as uint8 and uint16: ``values`` [rows, columns], with 4 bits
+        [rows, columns / 2]; ``scales`` and ``minimums`` [rows, columns / 32], with 6 bits scales [rows, columns / 16]."""
 
-    def pack_int4(self, packed: np.ndarray, scales: np.ndarray, minimums: np.ndarray, *, gated: bool = False) -> IntegerWeight:
-        """uint8[rows, columns / 2]; float16 as uint16[rows, columns / 32] twice."""
-
-    @overload
-    def pack_grouped(self, values: np.ndarray, scales: np.ndarray, *, gated: bool = False) -> PackedWeight:
-        """What ``pack_int8`` takes, multiplied as the bfloat16 numbers that it stands for. Refused by a device that computes in
-        float32."""
-
-    @overload
     def pack_grouped(
-        self, packed: np.ndarray, scales: np.ndarray, minimums: np.ndarray, *, gated: bool = False
+        self, bits: int, values: np.ndarray, scales: np.ndarray, minimums: np.ndarray | None, *, gated: bool = False
     ) -> PackedWeight:
-        """The same of what ``pack_int4`` takes."""
+        """The same, multiplied as the bfloat16 numbers that it stands for. Refused by a device that computes in float32."""
 
     def embedding(self, ids: np.ndarray, table: PackedWeight | IntegerWeight) -> np.ndarray: ...
     def linear(

@@ -140,7 +140,8 @@ class Ops(Protocol):
         With a weight in an integer layout, each row of x is quantized in groups of 32 inputs: a = 127 / (largest magnitude),
         q = x * a rounded to nearest even, scale = (largest magnitude) / 127. A group whose largest is below 1e-30 counts as
         zeros; one that is not finite makes the row NaN. An output is the sum over groups, in order, in float32, of
-        (dot(q, values) * weight scale) * scale, in Int4Group then also of minimum * (scale * sum(q)); dots are exact.
+        (dot(q, values) * weight scale) * scale, with minimums then also of minimum * (scale * sum(q)); dots are exact. In
+        Int6Group the first product is the sum of those of both halves.
 
         A backend made with ``quantized_activations=False`` leaves x as it is, and the weight stands for the dense matrix that
         ``Layout.dequantize`` gives: results are those of that matrix, bit for bit."""

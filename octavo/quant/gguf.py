@@ -110,7 +110,22 @@ def dequantize(kind: GgmlType, data: np.ndarray, out: np.ndarray) -> None:
         step = _CHUNK // block.elements
         for start in range(0, len(blocks), step):
             part = blocks[start : start + step]
-            values[start : start + step] = _DECODERS[kind](part).reshape(len(part), block.elements)
+            values[start : start + step] = _affine(split(kind, part)).reshape(len(part), block.elements)
+
+
+@dataclass(frozen=True, slots=True)
+class Quants:
+    """Blocks as whole numbers: scale * value, plus minimum where there are any. ``values`` int8 or uint8[blocks, groups,
+    inputs of a group], ``scales`` and ``minimums`` float32[blocks, groups]."""
+
+    values: np.ndarray
+    scales: np.ndarray
+    minimums: np.ndarray | None = None
+
+
+def split(kind: GgmlType, blocks: np.ndarray) -> Quants:
+    """uint8[blocks, bytes of a block] of an integer type, contiguous."""
+    return _SPLITS[kind](blocks)
 
 
 def _half(blocks: np.ndarray, start: int) -> np.ndarray:
@@ -137,50 +152,53 @@ def _fifth_bits(blocks: np.ndarray, start: int) -> np.ndarray:
     return np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little").reshape(-1, 2, 16) << 4
 
 
-def _affine(quants: np.ndarray, scale: np.ndarray, offset: np.ndarray | None = None) -> np.ndarray:
-    """scale * quants + offset in float32, one rounding each."""
-    values = quants.astype(np.float32)
-    values *= scale
-    if offset is not None:
-        values += offset
+def _affine(quants: Quants) -> np.ndarray:
+    """scale * value + minimum in float32, one rounding each."""
+    values = quants.values.astype(np.float32)
+    values *= quants.scales[..., None]
+    if quants.minimums is not None:
+        values += quants.minimums[..., None]
     return values
 
 
-def _q4_0(blocks: np.ndarray) -> np.ndarray:
-    quants = _nibbles(blocks[:, 2:]).view(np.int8)
-    quants -= 8
-    return _affine(quants, _half(blocks, 0)[..., None])
+def _whole(quants: np.ndarray) -> np.ndarray:
+    """[blocks, 2, 16] -> [blocks, 1, 32]"""
+    return quants.reshape(-1, 1, 32)
 
 
-def _q4_1(blocks: np.ndarray) -> np.ndarray:
-    return _affine(_nibbles(blocks[:, 4:]), _half(blocks, 0)[..., None], _half(blocks, 2)[..., None])
+def _q4_0(blocks: np.ndarray) -> Quants:
+    values = _whole(_nibbles(blocks[:, 2:])).view(np.int8)
+    values -= 8
+    return Quants(values, _half(blocks, 0))
 
 
-def _q5_0(blocks: np.ndarray) -> np.ndarray:
-    quants = (_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)).view(np.int8)
-    quants -= 16
-    return _affine(quants, _half(blocks, 0)[..., None])
+def _q4_1(blocks: np.ndarray) -> Quants:
+    return Quants(_whole(_nibbles(blocks[:, 4:])), _half(blocks, 0), _half(blocks, 2))
 
 
-def _q5_1(blocks: np.ndarray) -> np.ndarray:
-    quants = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)
-    return _affine(quants, _half(blocks, 0)[..., None], _half(blocks, 2)[..., None])
+def _q5_0(blocks: np.ndarray) -> Quants:
+    values = _whole(_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)).view(np.int8)
+    values -= 16
+    return Quants(values, _half(blocks, 0))
 
 
-def _q8_0(blocks: np.ndarray) -> np.ndarray:
-    return _affine(blocks[:, 2:].view(np.int8), _half(blocks, 0))
+def _q5_1(blocks: np.ndarray) -> Quants:
+    return Quants(_whole(_nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)), _half(blocks, 0), _half(blocks, 2))
 
 
-def _q2_k(blocks: np.ndarray) -> np.ndarray:
+def _q8_0(blocks: np.ndarray) -> Quants:
+    return Quants(_whole(blocks[:, 2:].view(np.int8)), _half(blocks, 0))
+
+
+def _q2_k(blocks: np.ndarray) -> Quants:
     """16 groups of 16; scales[16] holds a 4-bit scale and a 4-bit minimum, then 64 bytes of quants, d, dmin."""
     packed = blocks[:, :16]
     scales = _half(blocks, 80) * (packed & 15).astype(np.float32)
     minima = _half(blocks, 82) * (packed >> 4).astype(np.float32)
-    quants = _pairs(blocks[:, 16:80].reshape(-1, 2, 32)).reshape(-1, 16, 16)
-    return _affine(quants, scales[..., None], -minima[..., None])
+    return Quants(_pairs(blocks[:, 16:80].reshape(-1, 2, 32)).reshape(-1, 16, 16), scales, -minima)
 
 
-def _q3_k(blocks: np.ndarray) -> np.ndarray:
+def _q3_k(blocks: np.ndarray) -> Quants:
     """16 groups of 16; 32 bytes of high bits, 64 of low bits, 12 of 6-bit scales, d. A clear high bit subtracts 4."""
     quants = _pairs(blocks[:, 32:96].reshape(-1, 2, 32)).reshape(-1, 8, 32)
     high = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
@@ -189,7 +207,7 @@ def _q3_k(blocks: np.ndarray) -> np.ndarray:
     low = _nibbles(blocks[:, 96:104]).reshape(-1, 16)
     top = _pairs(blocks[:, 104:108]).reshape(-1, 16)
     scales = (low | top << 4).view(np.int8) - np.int8(32)
-    return _affine(signed.reshape(-1, 16, 16), (_half(blocks, 108) * scales.astype(np.float32))[..., None])
+    return Quants(signed.reshape(-1, 16, 16), _half(blocks, 108) * scales.astype(np.float32))
 
 
 def k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -200,35 +218,33 @@ def k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return scales, minima
 
 
-def _k_affine(blocks: np.ndarray, quants: np.ndarray) -> np.ndarray:
-    """quants uint8[blocks, 8, 32] with the scales of Q4_K and Q5_K: d, dmin, then 12 bytes of packed scales."""
+def _k_quants(blocks: np.ndarray, values: np.ndarray) -> Quants:
+    """values uint8[blocks, 8, 32] with the scales of Q4_K and Q5_K: d, dmin, then 12 bytes of packed scales."""
     scales, minima = k_scales(blocks[:, 4:16])
-    scale = _half(blocks, 0) * scales.astype(np.float32)
-    minimum = _half(blocks, 2) * minima.astype(np.float32)
-    return _affine(quants, scale[..., None], -minimum[..., None])
+    return Quants(values, _half(blocks, 0) * scales.astype(np.float32), -(_half(blocks, 2) * minima.astype(np.float32)))
 
 
-def _q4_k(blocks: np.ndarray) -> np.ndarray:
-    return _k_affine(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
+def _q4_k(blocks: np.ndarray) -> Quants:
+    return _k_quants(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
 
 
-def _q5_k(blocks: np.ndarray) -> np.ndarray:
+def _q5_k(blocks: np.ndarray) -> Quants:
     low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     high = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    return _k_affine(blocks, low | high << 4)
+    return _k_quants(blocks, low | high << 4)
 
 
-def _q6_k(blocks: np.ndarray) -> np.ndarray:
+def _q6_k(blocks: np.ndarray) -> Quants:
     """16 groups of 16; 128 bytes of low nibbles, 64 of high pairs, 16 signed scales, d."""
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     high = _pairs(blocks[:, 128:192].reshape(-1, 2, 32))
     quants = (low | high << 4).view(np.int8)
     quants -= 32
     scales = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return _affine(quants.reshape(-1, 16, 16), scales[..., None])
+    return Quants(quants.reshape(-1, 16, 16), scales)
 
 
-_DECODERS: dict[GgmlType, Callable[[np.ndarray], np.ndarray]] = {
+_SPLITS: dict[GgmlType, Callable[[np.ndarray], Quants]] = {
     GgmlType.Q4_0: _q4_0,
     GgmlType.Q4_1: _q4_1,
     GgmlType.Q5_0: _q5_0,

@@ -1,19 +1,23 @@
 """GGUF blocks as integer layouts, without a detour over plain numbers where the formats agree.
 
-Knows bytes and arrays; not files or names. Q4_0, Q4_1 and Q8_0 keep every bit. Q4_K keeps its values, and its scales and
-minimums, products of two numbers, are rounded to float16. The formats that no layout holds (5 and 6 bits; 2 and 3 bits in
-groups of 16) become 8 bits, whose error is a small part of a step of theirs.
+Knows bytes and arrays; not files or names. Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 keep every bit. Q3_K, Q4_K, Q5_K and Q6_K keep their
+values, and their scales and minimums, products of two numbers, are rounded to float16. What no layout holds, Q2_K (minimums in
+groups of 16), becomes 8 bits, whose error is a small part of a step of its own.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 
-from octavo.quant.gguf import FORMATS, Dequantize, GgmlType, k_scales
+from octavo.quant.gguf import FORMATS, Dequantize, GgmlType, k_scales, split
 from octavo.quant.integer import quantize_int8
-from octavo.quant.layouts import GROUP, Int4Group, Int8Group, Integer
+from octavo.quant.layouts import GROUP, Int4Group, Int5Group, Int6Group, Int8Group, Integer
 
 _PLAIN = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
-_CHUNK = 1 << 22
-"""Values dequantized at once on the way to 8 bits."""
+_FIVE_BITS = (GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q5_K)
+_HALF_GROUPS = (GgmlType.Q3_K, GgmlType.Q6_K)
+_CHUNK = 1 << 20
+"""Values converted at once."""
 
 
 def integer_layout(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], *, dequantize: Dequantize) -> Integer | None:
@@ -38,6 +42,10 @@ def integer_layout(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], *, 
         return _int4(blocks[..., 2:].reshape(rows, -1), scales.astype(np.float32), scales.astype(np.float32) * np.float32(-8))
     if kind == GgmlType.Q4_K:
         return _q4_k(blocks)
+    if kind in _FIVE_BITS:
+        return _as_int5(kind, blocks)
+    if kind in _HALF_GROUPS:
+        return _as_int6(kind, blocks)
     return _as_int8(kind, data, shape, dequantize)
 
 
@@ -48,9 +56,13 @@ def _halves(blocks: np.ndarray, start: int) -> np.ndarray:
 
 def _int4(packed: np.ndarray, scales: np.ndarray, minimums: np.ndarray) -> Int4Group | None:
     """None where a scale or minimum is beyond float16."""
-    with np.errstate(over="ignore"):
-        halves = scales.astype(np.float16), minimums.astype(np.float16)
+    halves = _as_halves(scales), _as_halves(minimums)
     return Int4Group(packed, *halves) if np.isfinite(halves).all() else None
+
+
+def _as_halves(numbers: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return numbers.astype(np.float16)
 
 
 def _q4_k(blocks: np.ndarray) -> Int4Group | None:
@@ -66,6 +78,40 @@ def _q4_k(blocks: np.ndarray) -> Int4Group | None:
     second = quarters[:, :, 0] >> 4 | quarters[:, :, 1] & 240
     packed = np.stack([first, second], axis=2)
     return _int4(packed.reshape(rows, -1), scale.reshape(rows, -1), minimum.reshape(rows, -1))
+
+
+def _parts(blocks: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """uint8[rows, blocks, bytes] -> some rows at a time and their blocks, uint8[blocks, bytes]."""
+    rows, count, size = blocks.shape
+    step = max(1, _CHUNK // max(count * size, 1))
+    for start in range(0, rows, step):
+        some = slice(start, min(rows, start + step))
+        yield some, blocks[some].reshape(-1, size)
+
+
+def _as_int5(kind: GgmlType, blocks: np.ndarray) -> Int5Group | None:
+    rows, groups = blocks.shape[0], blocks.shape[1] * FORMATS[kind].elements // GROUP
+    values = np.empty((rows, groups * GROUP), np.uint8)
+    scales, minimums = np.empty((rows, groups), np.float16), np.empty((rows, groups), np.float16)
+    for some, part in _parts(blocks):
+        with np.errstate(over="ignore", invalid="ignore"):
+            quants = split(kind, part)
+        lowest = quants.scales * np.float32(-16) if quants.minimums is None else quants.minimums
+        lift = np.uint8(16 if quants.minimums is None else 0)
+        values[some] = (quants.values.view(np.uint8) + lift).reshape(-1, values.shape[1])
+        scales[some], minimums[some] = (_as_halves(x).reshape(-1, groups) for x in (quants.scales, lowest))
+    return Int5Group(values, scales, minimums) if np.isfinite(scales).all() and np.isfinite(minimums).all() else None
+
+
+def _as_int6(kind: GgmlType, blocks: np.ndarray) -> Int6Group | None:
+    rows, halves = blocks.shape[0], blocks.shape[1] * FORMATS[kind].elements // GROUP * 2
+    values, scales = np.empty((rows, halves * GROUP // 2), np.int8), np.empty((rows, halves), np.float16)
+    for some, part in _parts(blocks):
+        with np.errstate(over="ignore", invalid="ignore"):
+            quants = split(kind, part)
+        values[some] = quants.values.reshape(-1, values.shape[1])
+        scales[some] = _as_halves(quants.scales).reshape(-1, halves)
+    return Int6Group(values, scales) if np.isfinite(scales).all() else None
 
 
 def _as_int8(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], dequantize: Dequantize) -> Int8Group | None:

@@ -1,11 +1,13 @@
 """The compute layouts of weights. Checkpoint formats are many, layouts are few: a format turns tensors into one of these.
 
-Knows arrays only. Integer layouts cut the inputs of each output into groups of ``GROUP``; a group has a scale of its own, and
-in ``Int4Group`` a minimum. The invariant: ``dequantize()`` is what a layout means, whatever way a device computes with it.
+Knows arrays only. Integer layouts cut the inputs of each output into groups of ``GROUP``; a group has a scale of its own, in
+``Int4Group`` and ``Int5Group`` also a minimum, in ``Int6Group`` a scale for each half. The invariant: ``dequantize()`` is what
+a layout means, whatever way a device computes with it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,23 +38,75 @@ class Int8Group:
     Raises ``ValueError`` if the arrays do not belong together.
     """
 
+    bits: ClassVar = 8
     values: np.ndarray
     scales: np.ndarray
+    minimums: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        _check("values", self.values, np.int8, self.values.shape)
-        if self.values.ndim != 2 or self.values.shape[1] % GROUP:
-            raise ValueError(f"values must be a matrix with a multiple of {GROUP} columns, not {list(self.values.shape)}")
-        _check("scales", self.scales, np.float16, (self.values.shape[0], self.values.shape[1] // GROUP))
+        _check_values(self.values, np.int8)
+        _check("scales", self.scales, np.float16, _groups(self.values, GROUP))
 
     @property
     def shape(self) -> tuple[int, int]:
-        rows, columns = self.values.shape
-        return rows, columns
+        return _shape(self.values)
 
     def dequantize(self) -> np.ndarray:
         """float32[out_features, in_features]; exact."""
         return _scaled(self.values, self.scales).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Int6Group:
+    """weight = scale * value, value in -32 .. 31: ``values`` int8[out_features, in_features], ``scales``
+    float16[out_features, 2 * groups], one for each half of a group.
+
+    Raises ``ValueError`` if the arrays do not belong together; values are not looked at.
+    """
+
+    bits: ClassVar = 6
+    values: np.ndarray
+    scales: np.ndarray
+    minimums: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        _check_values(self.values, np.int8)
+        _check("scales", self.scales, np.float16, _groups(self.values, GROUP // 2))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return _shape(self.values)
+
+    def dequantize(self) -> np.ndarray:
+        """float32[out_features, in_features]; exact."""
+        return _scaled(self.values, self.scales).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Int5Group:
+    """weight = scale * value + minimum, value in 0 .. 31: ``values`` uint8[out_features, in_features], ``scales`` and
+    ``minimums`` float16[out_features, groups].
+
+    Raises ``ValueError`` if the arrays do not belong together; values are not looked at.
+    """
+
+    bits: ClassVar = 5
+    values: np.ndarray
+    scales: np.ndarray
+    minimums: np.ndarray
+
+    def __post_init__(self) -> None:
+        _check_values(self.values, np.uint8)
+        for name, array in (("scales", self.scales), ("minimums", self.minimums)):
+            _check(name, array, np.float16, _groups(self.values, GROUP))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return _shape(self.values)
+
+    def dequantize(self) -> np.ndarray:
+        """float32[out_features, in_features]: the product is exact, the sum is rounded once."""
+        return _above(self.minimums, _scaled(self.values, self.scales)).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +118,7 @@ class Int4Group:
     is the case minimum = -8 * scale. Raises ``ValueError`` if the arrays do not belong together.
     """
 
+    bits: ClassVar = 4
     packed: np.ndarray
     scales: np.ndarray
     minimums: np.ndarray
@@ -89,28 +144,36 @@ class Int4Group:
 
     def dequantize(self) -> np.ndarray:
         """float32[out_features, in_features]: the product is exact, the sum is rounded once."""
-        weights = _scaled(self.values, self.scales)
-        weights += self.minimums.astype(np.float32)[..., None]
-        return weights.reshape(self.shape)
+        return _above(self.minimums, _scaled(self.values, self.scales)).reshape(self.shape)
 
 
-Integer = Int8Group | Int4Group
+Integer = Int8Group | Int6Group | Int5Group | Int4Group
 Layout = Dense | Integer
 
 
 def concatenate(parts: Sequence[Integer]) -> Integer:
     """Matrices of the same inputs stacked along their outputs. Raises ``ValueError`` unless all have one layout and width."""
+    kind = type(parts[0])
     if len(parts) == 1:
         return parts[0]
-    eights = [part for part in parts if isinstance(part, Int8Group)]
-    fours = [part for part in parts if isinstance(part, Int4Group)]
-    if eights and fours:
-        raise ValueError("layouts of 4 and of 8 bits cannot be stacked")
-    if fours:
-        packed = np.concatenate([part.packed for part in fours])
-        scales = np.concatenate([part.scales for part in fours])
-        return Int4Group(packed, scales, np.concatenate([part.minimums for part in fours]))
-    return Int8Group(np.concatenate([part.values for part in eights]), np.concatenate([part.scales for part in eights]))
+    if any(type(part) is not kind for part in parts):
+        raise ValueError("layouts of different bits cannot be stacked")
+    return kind(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(kind)))
+
+
+def _check_values(values: np.ndarray, dtype: type) -> None:
+    _check("values", values, dtype, values.shape)
+    if values.ndim != 2 or values.shape[1] % GROUP:
+        raise ValueError(f"values must be a matrix with a multiple of {GROUP} columns, not {list(values.shape)}")
+
+
+def _shape(values: np.ndarray) -> tuple[int, int]:
+    rows, columns = values.shape
+    return rows, columns
+
+
+def _groups(values: np.ndarray, size: int) -> tuple[int, int]:
+    return values.shape[0], values.shape[1] // size
 
 
 def _check(name: str, array: np.ndarray, dtype: type, shape: tuple[int, ...]) -> None:
@@ -120,7 +183,12 @@ def _check(name: str, array: np.ndarray, dtype: type, shape: tuple[int, ...]) ->
 
 
 def _scaled(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """float32[out_features, groups, GROUP]"""
-    grouped: np.ndarray = values.astype(np.float32).reshape(*scales.shape, GROUP)
+    """float32[out_features, scales, values of a scale]"""
+    grouped: np.ndarray = values.astype(np.float32).reshape(*scales.shape, values.shape[1] // max(scales.shape[1], 1))
     grouped *= scales.astype(np.float32)[..., None]
     return grouped
+
+
+def _above(minimums: np.ndarray, scaled: np.ndarray) -> np.ndarray:
+    scaled += minimums.astype(np.float32)[..., None]
+    return scaled

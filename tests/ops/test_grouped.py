@@ -89,7 +89,7 @@ def test_every_number_is_seen_through_the_embedding_and_through_products_with_on
 
 def test_memory_is_that_of_the_integers(isa: str, kind: str) -> None:
     weight = random_weight(8, kind, 96, 4)
-    expected = 96 * 4 * (GROUP * (1 if kind == "int8" else 0.5) + (2 if kind == "int8" else 4))
+    expected = 96 * 4 * (GROUP * int(kind[-1]) // 8 + (2 if kind == "int8" else 4))
     assert device(isa).weight(weight).num_bytes == expected
 
 
@@ -98,15 +98,15 @@ def test_what_cannot_be_is_refused(isa: str, kind: str) -> None:
     packed = device(isa).weight(weight, gated=True)  # no multiple of 64 rows: gates are an op of their own
     assert not packed.gated
     native = _native.Device(isa, 1, cores=[], act_bfloat16=True, bfloat16=BF16)
-    values, scales = np.zeros((96, 64), np.int8), np.zeros((96, 2), np.uint16)
+    values, scales = np.zeros((96, 64), np.uint8), np.zeros((96, 2), np.uint16)
     with pytest.raises(ValueError, match="multiple of 64 rows"):
-        native.pack_grouped(values, scales, gated=True)
+        native.pack_grouped(8, values, scales, None, gated=True)
     with pytest.raises(ValueError, match="one scale for each group"):
-        native.pack_grouped(values, scales[:5])
+        native.pack_grouped(8, values, scales[:5], None)
     with pytest.raises(ValueError, match="one column for each input"):
         native.linear(np.zeros((1, 32), BF16), packed, None, None)
     with pytest.raises(ValueError, match="token id"):
         native.embedding(np.array([96], np.int32), packed)
     plain = _native.Device(isa, 1, cores=[], act_bfloat16=False, bfloat16=BF16)
     with pytest.raises(ValueError, match="as bfloat16 numbers"):
-        plain.pack_grouped(values, scales)
+        plain.pack_grouped(8, values, scales, None)

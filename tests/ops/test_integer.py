@@ -15,14 +15,14 @@ from octavo.backends.reference import ReferenceBackend
 from octavo.backends.reference.integer import quantize_activations
 from octavo.backends.reference.sampling import masked
 from octavo.quant.integer import quantize_int4, quantize_int8
-from octavo.quant.layouts import GROUP, Int4Group, Int8Group, Integer
+from octavo.quant.layouts import GROUP, Int4Group, Int5Group, Int6Group, Int8Group, Integer
 from tests.ops.devices import BF16, DTYPES, ISAS, act, normal, oracle, same_bits, some_allowed
 
 SEEDS = st.integers(0, 2**32)
 ROWS = st.integers(1, 40)
 COLUMNS = st.integers(1, 100)
 GROUPS = st.integers(1, 6)
-KINDS = ("int8", "int4")
+KINDS = ("int8", "int6", "int5", "int4")
 KERNELS = [
     *((isa, kernels) for isa in ISAS for kernels in _native.integer_kernels(isa) if kernels != "generic"),
     ("generic", "generic"),
@@ -37,19 +37,24 @@ def device(isa: str, kernels: str = "auto", dtype: str = "bfloat16", threads: in
 def random_weight(seed: int, kind: str, n: int, groups: int) -> Integer:
     """Any values, also those that no quantizer makes, and scales of any sign and size."""
     rng = np.random.default_rng(seed)
-    scales = rng.normal(0, 0.01, (n, groups)).astype(np.float16)
+    shape = n, groups * GROUP
+    scales = rng.normal(0, 0.01, (n, groups * (2 if kind == "int6" else 1))).astype(np.float16)
     scales[rng.random(scales.shape) < 0.05] = 0
     scales[rng.random(scales.shape) < 0.05] = 3e-7  # subnormal
     if kind == "int8":
-        return Int8Group(rng.integers(-128, 128, (n, groups * GROUP)).astype(np.int8), scales)
-    packed = rng.integers(0, 256, (n, groups * GROUP // 2)).astype(np.uint8)
-    return Int4Group(packed, scales, rng.normal(0, 0.1, scales.shape).astype(np.float16))
+        return Int8Group(rng.integers(-128, 128, shape).astype(np.int8), scales)
+    if kind == "int6":
+        return Int6Group(rng.integers(-32, 32, shape).astype(np.int8), scales)
+    minimums = rng.normal(0, 0.1, scales.shape).astype(np.float16)
+    if kind == "int5":
+        return Int5Group(rng.integers(0, 32, shape).astype(np.uint8), scales, minimums)
+    return Int4Group(rng.integers(0, 256, (n, groups * GROUP // 2)).astype(np.uint8), scales, minimums)
 
 
 def size_of_sums(x: np.ndarray, weight: Integer) -> np.ndarray:
     """What float32 rounding errors of an output are relative to."""
     sizes: np.ndarray = np.abs(x.astype(np.float32)) @ np.abs(weight.dequantize()).T
-    if isinstance(weight, Int4Group):
+    if weight.minimums is not None:
         minimums = np.abs(weight.minimums.astype(np.float32)).repeat(GROUP, axis=1)
         sizes = sizes + 2 * np.abs(x.astype(np.float32)) @ minimums.T
     return sizes
@@ -234,18 +239,26 @@ def test_a_row_with_what_is_no_number_is_none(isa: str, kernels: str, kind: str,
 
 def test_arrays_that_do_not_belong_together_are_refused() -> None:
     native = _native.Device("auto", 1, cores=[], act_bfloat16=True, bfloat16=BF16)
-    values, scales = np.zeros((4, 64), np.int8), np.zeros((4, 2), np.uint16)
-    native.pack_int8(values, scales)
+    values, scales = np.zeros((4, 64), np.uint8), np.zeros((4, 2), np.uint16)
     for wrong in (scales[:3], np.zeros((4, 3), np.uint16)):
+        for bits in (5, 6, 8):
+            with pytest.raises(ValueError, match="one scale for each group"):
+                native.pack_integer(bits, values, wrong, scales if bits == 5 else None)
         with pytest.raises(ValueError, match="one scale for each group"):
-            native.pack_int8(values, wrong)
-        with pytest.raises(ValueError, match="one scale for each group"):
-            native.pack_int4(np.zeros((4, 32), np.uint8), scales, wrong)
+            native.pack_integer(4, values[:, :32].copy(), scales, wrong)
     with pytest.raises(ValueError, match="groups of 32"):
-        native.pack_int8(np.zeros((4, 63), np.int8), scales)
+        native.pack_integer(8, np.zeros((4, 63), np.uint8), scales, None)
+    with pytest.raises(ValueError, match="groups of 16 bytes"):
+        native.pack_integer(4, np.zeros((4, 63), np.uint8), scales, scales)
+    with pytest.raises(ValueError, match="minimums with 4 and 5 bits, and only then"):
+        native.pack_integer(8, values, scales, scales)
+    with pytest.raises(ValueError, match="minimums with 4 and 5 bits, and only then"):
+        native.pack_integer(5, values, scales, None)
+    with pytest.raises(ValueError, match="4, 5, 6 or 8"):
+        native.pack_integer(7, values, scales, None)
     with pytest.raises(TypeError):
-        native.pack_int8(values.astype(np.uint8), scales)
-    packed = native.pack_int8(values, scales)
+        native.pack_integer(8, values.astype(np.int16), scales, None)
+    packed = native.pack_integer(8, values, scales, None)
     assert (packed.rows, packed.columns, packed.num_bytes) == (4, 64, 2 * 1088)
     with pytest.raises(ValueError, match="one column for each input"):
         native.linear(np.zeros((1, 32), BF16), packed, None, None)
@@ -258,8 +271,9 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
 def test_gates_are_refused_by_all_but_gated_linear() -> None:
     native = _native.Device("auto", 1, cores=[], act_bfloat16=True, bfloat16=BF16)
     with pytest.raises(ValueError, match="multiple of 64 rows"):
-        native.pack_int8(np.zeros((96, 64), np.int8), np.zeros((96, 2), np.uint16), gated=True)
-    gates, x = native.pack_int8(np.zeros((64, 64), np.int8), np.zeros((64, 2), np.uint16), gated=True), np.zeros((1, 64), BF16)
+        native.pack_integer(8, np.zeros((96, 64), np.uint8), np.zeros((96, 2), np.uint16), None, gated=True)
+    gates = native.pack_integer(8, np.zeros((64, 64), np.uint8), np.zeros((64, 2), np.uint16), None, gated=True)
+    x = np.zeros((1, 64), BF16)
     with pytest.raises(ValueError, match="one column for each input"):
         native.gated_linear(x[:, :32], gates, None)
     with pytest.raises(ValueError, match="bias must have one value"):

@@ -15,7 +15,7 @@ from octavo.backends.cpu.memory import available_memory
 from octavo.backends.cpu.ops import CpuOps
 from octavo.backends.cpu.recorded import RecordedForward
 from octavo.backends.cpu.topology import cores_to_pin, default_threads
-from octavo.quant.layouts import Dense, Int8Group, Layout
+from octavo.quant.layouts import Dense, Int4Group, Layout
 
 if TYPE_CHECKING:
     from octavo import _native
@@ -96,16 +96,11 @@ class CpuBackend:
             return self._device.pack(np.ascontiguousarray(layout.array), gated=fused)
         if not self._quantized_activations and self.compute_dtype != "bfloat16":
             return self._device.pack(layout.dequantize(), gated=fused)
+        values = np.ascontiguousarray(layout.packed if isinstance(layout, Int4Group) else layout.values).view(np.uint8)
         scales = np.ascontiguousarray(layout.scales).view(np.uint16)
-        if isinstance(layout, Int8Group):
-            values = np.ascontiguousarray(layout.values)
-            if self._quantized_activations:
-                return self._device.pack_int8(values, scales, gated=fused)
-            return self._device.pack_grouped(values, scales, gated=fused)
-        packed, minimums = np.ascontiguousarray(layout.packed), np.ascontiguousarray(layout.minimums).view(np.uint16)
-        if self._quantized_activations:
-            return self._device.pack_int4(packed, scales, minimums, gated=fused)
-        return self._device.pack_grouped(packed, scales, minimums, gated=fused)
+        minimums = None if layout.minimums is None else np.ascontiguousarray(layout.minimums).view(np.uint16)
+        pack = self._device.pack_integer if self._quantized_activations else self._device.pack_grouped
+        return pack(layout.bits, values, scales, minimums, gated=fused)
 
     def tensor(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array, np.int32 if array.dtype.kind in "iu" else np.float32)

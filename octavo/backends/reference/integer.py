@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.quant.layouts import GROUP, Int4Group, Integer
+from octavo.quant.layouts import GROUP, Integer
 
 SMALLEST = 1e-30
 """Groups of activations below this count as zeros."""
@@ -16,7 +16,8 @@ SMALLEST = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class IntegerWeight:
-    """``values`` float32[groups, N, GROUP], whole numbers; ``scales`` float32[groups, N]; ``minimums`` the same, or None."""
+    """``values`` float32[scales, N, inputs of a scale], whole numbers; ``scales`` float32[scales, N]; ``minimums`` the same, or
+    None."""
 
     values: np.ndarray
     scales: np.ndarray
@@ -24,18 +25,18 @@ class IntegerWeight:
 
     @classmethod
     def of(cls, layout: Integer) -> "IntegerWeight":
-        rows, columns = layout.shape
-        grouped = layout.values.reshape(rows, columns // GROUP, GROUP)
+        rows, scales = layout.scales.shape
+        grouped = layout.values.reshape(rows, scales, layout.shape[1] // scales)
         return cls(
             np.ascontiguousarray(grouped.swapaxes(0, 1), np.float32),
             np.ascontiguousarray(layout.scales.T, np.float32),
-            np.ascontiguousarray(layout.minimums.T, np.float32) if isinstance(layout, Int4Group) else None,
+            np.ascontiguousarray(layout.minimums.T, np.float32) if layout.minimums is not None else None,
         )
 
     @property
     def shape(self) -> tuple[int, int]:
-        groups, rows, _ = self.values.shape
-        return rows, groups * GROUP
+        scales, rows, inputs = self.values.shape
+        return rows, scales * inputs
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """Dequantized, float32[len(ids), K]."""
@@ -66,9 +67,13 @@ def linear(x: np.ndarray, weight: IntegerWeight) -> np.ndarray:
     out = np.zeros((x.shape[0], weight.shape[0]), np.float32)
     quants, scales = quantize_activations(x)
     sums = quants.sum(axis=2)
-    for group, values in enumerate(weight.values):
+    parts = len(weight.values) // scales.shape[1]
+    for group in range(scales.shape[1]):
         scale = scales[:, group, None]
-        out += (quants[:, group] @ values.T * weight.scales[group]) * scale
+        products = np.zeros_like(out)
+        for part, inputs in enumerate(np.split(quants[:, group], parts, axis=1), group * parts):
+            products += inputs @ weight.values[part].T * weight.scales[part]
+        out += products * scale
         if weight.minimums is not None:
             out += weight.minimums[group] * (scale * sums[:, group, None])
     return out
