@@ -42,6 +42,23 @@ inline float half_at(const uint8_t* bytes) {
     return half_bits(half);
 }
 
+// Eight bytes at once: some bits of each, and the values that they mean.
+inline uint64_t eight_at(const uint8_t* bytes) {
+    uint64_t word;
+    std::memcpy(&word, bytes, 8);
+    return word;
+}
+inline uint64_t each(uint8_t byte) { return 0x0101010101010101u * byte; }
+inline uint64_t bits_of(const uint8_t* bytes, int shift, uint8_t mask) { return eight_at(bytes) >> shift & each(mask); }
+// The bits of a byte, one to each of eight.
+inline uint64_t spread(uint64_t byte) { return ((byte * each(1) & 0x8040201008040201u) + each(0x7F)) >> 7 & each(1); }
+// value - 2^(bits - 1), as signed bytes.
+template <int kBits> inline uint64_t centred(uint64_t values) {
+    constexpr uint8_t kSign = 1 << (kBits - 1);
+    const uint64_t word = values ^ each(kSign);
+    return word | (word & each(kSign)) * (256 / kSign - 2);
+}
+
 // To nearest even; a NaN becomes the quiet one of its sign.
 inline uint16_t to_bfloat16(float value) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
@@ -50,7 +67,7 @@ inline uint16_t to_bfloat16(float value) {
     return uint16_t((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
-// Each format below turns one block of kBytes into kElements floats.
+// Plain formats turn one block of kBytes into kElements floats.
 
 struct PlainF32 {
     static constexpr size_t kElements = 1, kBytes = 4;
@@ -71,69 +88,75 @@ struct PlainBF16 {
     }
 };
 
+// Integer formats split a block into values and, for each kInputs of them, a scale and, if kMinimums, what is added.
+
 // Low nibbles are the first 16 values of a block, high nibbles the last 16; Q5 keeps the fifth bits in 32 bits of their own.
 template <bool kFifthBit, bool kMinimum>
 struct Simple {
     static constexpr size_t kHeader = kMinimum ? 4 : 2;
     static constexpr size_t kQuants = kHeader + (kFifthBit ? 4 : 0);
-    static constexpr size_t kElements = 32, kBytes = kQuants + 16;
+    static constexpr size_t kElements = 32, kBytes = kQuants + 16, kInputs = 32;
+    static constexpr bool kMinimums = kMinimum;
 
-    static void decode(const uint8_t* b, float* y) {
-        const float scale = half_at(b), minimum = kMinimum ? half_at(b + 2) : 0.0f;
-        constexpr int kCentre = kMinimum ? 0 : kFifthBit ? 16 : 8;
+    static void split(const uint8_t* b, int8_t* values, float* scales, float* minimums) {
+        scales[0] = half_at(b);
+        if constexpr (kMinimum) minimums[0] = half_at(b + 2);
         uint32_t fifth = 0;
         if constexpr (kFifthBit) std::memcpy(&fifth, b + kHeader, 4);
-        for (int i = 0; i < 16; ++i) {
-            int low = b[kQuants + i] & 15, high = b[kQuants + i] >> 4;
-            if constexpr (kFifthBit) {
-                low |= int(fifth >> i & 1) << 4;
-                high |= int(fifth >> (i + 16) & 1) << 4;
+        for (int side = 0; side < 2; ++side) {
+            for (int i = 0; i < 16; i += 8) {
+                uint64_t word = bits_of(b + kQuants + i, side * 4, 15);
+                if constexpr (kFifthBit) word |= spread(fifth >> (side * 16 + i) & 255) << 4;
+                if constexpr (!kMinimum) word = centred<kFifthBit ? 5 : 4>(word);
+                std::memcpy(values + side * 16 + i, &word, 8);
             }
-            y[i] = float(low - kCentre) * scale;
-            y[i + 16] = float(high - kCentre) * scale;
-        }
-        if constexpr (kMinimum) {
-            for (int i = 0; i < 32; ++i) y[i] += minimum;
         }
     }
 };
 
 struct Eight {
-    static constexpr size_t kElements = 32, kBytes = 34;
-    static void decode(const uint8_t* b, float* y) {
-        const float scale = half_at(b);
-        for (int i = 0; i < 32; ++i) y[i] = float(int8_t(b[2 + i])) * scale;
+    static constexpr size_t kElements = 32, kBytes = 34, kInputs = 32;
+    static constexpr bool kMinimums = false;
+    static void split(const uint8_t* b, int8_t* values, float* scales, float*) {
+        scales[0] = half_at(b);
+        std::memcpy(values, b + 2, 32);
     }
 };
 
 struct K2 {
-    static constexpr size_t kElements = 256, kBytes = 84;
-    static void decode(const uint8_t* b, float* y) {
+    static constexpr size_t kElements = 256, kBytes = 84, kInputs = 16;
+    static constexpr bool kMinimums = true;
+    static void split(const uint8_t* b, int8_t* values, float* scales, float* minimums) {
         const float d = half_at(b + 80), dmin = half_at(b + 82);
         for (int group = 0; group < 16; ++group) {
-            const float scale = d * float(b[group] & 15), minimum = dmin * float(b[group] >> 4);
+            scales[group] = d * float(b[group] & 15);
+            minimums[group] = -(dmin * float(b[group] >> 4));
             const uint8_t* quants = b + 16 + group / 8 * 32 + group % 2 * 16;
             const int shift = group % 8 / 2 * 2;
-            for (int i = 0; i < 16; ++i) y[group * 16 + i] = float(quants[i] >> shift & 3) * scale - minimum;
+            for (int i = 0; i < 16; i += 8) {
+                const uint64_t word = bits_of(quants + i, shift, 3);
+                std::memcpy(values + group * 16 + i, &word, 8);
+            }
         }
     }
 };
 
 struct K3 {
-    static constexpr size_t kElements = 256, kBytes = 110;
-    static void decode(const uint8_t* b, float* y) {
+    static constexpr size_t kElements = 256, kBytes = 110, kInputs = 16;
+    static constexpr bool kMinimums = false;
+    static void split(const uint8_t* b, int8_t* values, float* scales, float*) {
         const float d = half_at(b + 108);
         const uint8_t *high_bits = b, *packed = b + 96;
         for (int group = 0; group < 16; ++group) {
             const int low = packed[group % 8] >> (group / 8 * 4) & 15;
             const int top = packed[8 + group % 4] >> (group / 4 * 2) & 3;
-            const float scale = d * float((low | top << 4) - 32);
+            scales[group] = d * float((low | top << 4) - 32);
             const uint8_t* quants = b + 32 + group / 8 * 32 + group % 2 * 16;
             const uint8_t* high = high_bits + group % 2 * 16;
             const int shift = group % 8 / 2 * 2, bit = group / 2;
-            for (int i = 0; i < 16; ++i) {
-                const int quant = (quants[i] >> shift & 3) + (high[i] >> bit & 1) * 4 - 4;
-                y[group * 16 + i] = float(quant) * scale;
+            for (int i = 0; i < 16; i += 8) {
+                const uint64_t word = centred<3>(bits_of(quants + i, shift, 3) | bits_of(high + i, bit, 1) << 2);
+                std::memcpy(values + group * 16 + i, &word, 8);
             }
         }
     }
@@ -142,23 +165,26 @@ struct K3 {
 // Q4_K and Q5_K: eight groups of 32 with 6-bit scales and minima in twelve bytes.
 template <bool kFifthBit>
 struct K45 {
-    static constexpr size_t kElements = 256, kBytes = kFifthBit ? 176 : 144;
-    static void decode(const uint8_t* b, float* y) {
+    static constexpr size_t kElements = 256, kBytes = kFifthBit ? 176 : 144, kInputs = 32;
+    static constexpr bool kMinimums = true;
+    static void split(const uint8_t* b, int8_t* values, float* scales, float* minimums) {
         const float d = half_at(b), dmin = half_at(b + 2);
         const uint8_t *high = b + 16, *quants = b + (kFifthBit ? 48 : 16);
-        float scales[8], minima[8];
+        float minima[8];
         unpack_scales(b + 4, scales, minima);
+        for (int group = 0; group < 8; ++group) {
+            scales[group] *= d;
+            minimums[group] = -(dmin * minima[group]);
+        }
         for (int pair = 0; pair < 4; ++pair) {
-            const float scale0 = d * scales[pair * 2], minimum0 = dmin * minima[pair * 2];
-            const float scale1 = d * scales[pair * 2 + 1], minimum1 = dmin * minima[pair * 2 + 1];
             for (int i = 0; i < 32; ++i) {
                 int first = quants[pair * 32 + i] & 15, second = quants[pair * 32 + i] >> 4;
                 if constexpr (kFifthBit) {
                     first |= (high[i] >> (pair * 2) & 1) << 4;
                     second |= (high[i] >> (pair * 2 + 1) & 1) << 4;
                 }
-                y[pair * 64 + i] = float(first) * scale0 - minimum0;
-                y[pair * 64 + 32 + i] = float(second) * scale1 - minimum1;
+                values[pair * 64 + i] = int8_t(first);
+                values[pair * 64 + 32 + i] = int8_t(second);
             }
         }
     }
@@ -175,26 +201,73 @@ struct K45 {
 };
 
 struct K6 {
-    static constexpr size_t kElements = 256, kBytes = 210;
-    static void decode(const uint8_t* b, float* y) {
+    static constexpr size_t kElements = 256, kBytes = 210, kInputs = 16;
+    static constexpr bool kMinimums = false;
+    static void split(const uint8_t* b, int8_t* values, float* scales, float*) {
         const float d = half_at(b + 208);
         for (int group = 0; group < 16; ++group) {
             const int half = group / 8, part = group % 8 / 2, side = group % 2 * 16;
             const uint8_t* low = b + half * 64 + part % 2 * 32 + side;
             const uint8_t* high = b + 128 + half * 32 + side;
             const int low_shift = part / 2 * 4, high_shift = part * 2;
-            const float scale = d * float(int8_t(b[192 + group]));
-            for (int i = 0; i < 16; ++i) {
-                const int quant = (low[i] >> low_shift & 15) | (high[i] >> high_shift & 3) << 4;
-                y[group * 16 + i] = float(quant - 32) * scale;
+            scales[group] = d * float(int8_t(b[192 + group]));
+            for (int i = 0; i < 16; i += 8) {
+                const uint64_t word = centred<6>(bits_of(low + i, low_shift, 15) | bits_of(high + i, high_shift, 3) << 4);
+                std::memcpy(values + group * 16 + i, &word, 8);
             }
         }
     }
 };
 
+template <class Format> concept Splits = requires { Format::kInputs; };
+
+// One rounding each: scale * value, and plus the minimum.
+template <class Format>
+void decode_block(const uint8_t* b, float* y) {
+    if constexpr (Splits<Format>) {
+        constexpr size_t kInputs = Format::kInputs, kGroups = Format::kElements / kInputs;
+        int8_t values[Format::kElements];
+        float scales[kGroups], minimums[kGroups];
+        Format::split(b, values, scales, minimums);
+        for (size_t group = 0; group < kGroups; ++group) {
+            for (size_t i = group * kInputs; i < (group + 1) * kInputs; ++i) {
+                y[i] = float(values[i]) * scales[group];
+                if constexpr (Format::kMinimums) y[i] += minimums[group];
+            }
+        }
+    } else {
+        Format::decode(b, y);
+    }
+}
+
+// What blocks are split into. `packed`: two values in a byte, those of the first 16 of each 32 in low halves.
+struct Parts {
+    int8_t* values;
+    float *scales, *minimums;
+    bool packed;
+};
+
+template <class Format>
+void split_blocks(const uint8_t* data, size_t begin, size_t end, const Parts& to) {
+    constexpr size_t kElements = Format::kElements, kGroups = kElements / Format::kInputs;
+    int8_t own[kElements];
+    for (size_t block = begin; block < end; ++block) {
+        int8_t* values = to.packed ? own : to.values + block * kElements;
+        Format::split(data + block * Format::kBytes, values, to.scales + block * kGroups,
+                      Format::kMinimums ? to.minimums + block * kGroups : nullptr);
+        if (!to.packed) continue;
+        const auto* from = reinterpret_cast<const uint8_t*>(own);
+        for (size_t at = 0; at < kElements / 2; at += 8) {
+            const uint8_t* lows = from + at / 16 * 32 + at % 16;
+            const uint64_t word = bits_of(lows, 0, 15) | bits_of(lows + 16, 0, 15) << 4;
+            std::memcpy(to.values + block * kElements / 2 + at, &word, 8);
+        }
+    }
+}
+
 template <class Format>
 void decode_blocks(const uint8_t* data, size_t blocks, float* out) {
-    for (size_t i = 0; i < blocks; ++i) Format::decode(data + i * Format::kBytes, out + i * Format::kElements);
+    for (size_t i = 0; i < blocks; ++i) decode_block<Format>(data + i * Format::kBytes, out + i * Format::kElements);
 }
 
 template <class Format>
@@ -233,30 +306,48 @@ bool with_format(int type, Visit&& visit) {
 // Below this a thread costs more than it saves.
 constexpr size_t kMinElementsPerThread = 1 << 17;
 
-template <class Format, class Out>
-void run(const uint8_t* data, size_t blocks, Out* out, int num_threads) {
+// Calls part(begin, end) for all blocks, on up to so many threads.
+template <class Format, class Part>
+void in_parts(size_t blocks, int num_threads, const Part& part) {
     const size_t useful = blocks * Format::kElements / kMinElementsPerThread + 1;
     const size_t threads = std::clamp<size_t>(size_t(std::max(num_threads, 1)), 1, useful);
-    const auto part = [=](size_t index) {
-        const size_t begin = blocks * index / threads, end = blocks * (index + 1) / threads;
-        decode_blocks<Format>(data + begin * Format::kBytes, end - begin, out + begin * Format::kElements);
-    };
+    const auto one = [&](size_t index) { part(blocks * index / threads, blocks * (index + 1) / threads); };
     std::vector<std::jthread> others;
-    for (size_t index = 1; index < threads; ++index) others.emplace_back(part, index);
-    part(0);
+    for (size_t index = 1; index < threads; ++index) others.emplace_back(one, index);
+    one(0);
 }
 
 template <class Out>
 void dispatch(int type, const uint8_t* data, size_t blocks, Out* out, int num_threads) {
-    with_format(type, [&](auto format) { run<decltype(format)>(data, blocks, out, num_threads); });
+    with_format(type, [&](auto format) {
+        using Format = decltype(format);
+        in_parts<Format>(blocks, num_threads, [=](size_t begin, size_t end) {
+            decode_blocks<Format>(data + begin * Format::kBytes, end - begin, out + begin * Format::kElements);
+        });
+    });
 }
 
 }  // namespace
 
 BlockFormat block_format(int type) {
-    BlockFormat found{0, 0};
-    with_format(type, [&](auto format) { found = {decltype(format)::kElements, decltype(format)::kBytes}; });
+    BlockFormat found{0, 0, 0, false};
+    with_format(type, [&](auto format) {
+        using Format = decltype(format);
+        found = {Format::kElements, Format::kBytes, 0, false};
+        if constexpr (Splits<Format>) found.inputs = Format::kInputs, found.minimums = Format::kMinimums;
+    });
     return found;
+}
+
+void split_blocks(int type, const uint8_t* data, size_t blocks, uint8_t* values, bool packed, float* scales, float* minimums,
+                  int num_threads) {
+    const Parts to{reinterpret_cast<int8_t*>(values), scales, minimums, packed};
+    with_format(type, [&](auto format) {
+        using Format = decltype(format);
+        if constexpr (Splits<Format>) {
+            in_parts<Format>(blocks, num_threads, [&](size_t begin, size_t end) { split_blocks<Format>(data, begin, end, to); });
+        }
+    });
 }
 
 void dequantize(int type, const uint8_t* data, size_t blocks, float* out, int num_threads) {

@@ -37,6 +37,11 @@ def quantize(
 def dequantize(type: int, data: np.ndarray, out: np.ndarray, num_threads: int) -> None:
     """Unpack GGUF blocks of ggml type ``type`` into float32, or into bfloat16 seen as uint16."""
 
+def split_blocks(
+    type: int, data: np.ndarray, values: np.ndarray, scales: np.ndarray, minimums: np.ndarray | None, num_threads: int
+) -> None:
+    """``octavo.quant.gguf.Split`` on several threads."""
+
 class PackedWeight:
     """A matrix [rows, columns] in the form that ``Device.linear`` and ``Device.embedding`` read."""
 

@@ -20,7 +20,7 @@ from octavo.memory.contiguous import ContiguousKVManager
 from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.models import Model, load_model
-from octavo.quant.gguf import Dequantize, dequantize
+from octavo.quant.gguf import IN_NUMPY, Unpack
 from octavo.quant.integer import Quantize, quantize
 from octavo.sampling_params import ParameterError
 from octavo.structured.matching import GrammarThread
@@ -139,7 +139,7 @@ def load_parts(config: EngineConfig, *, around: Callable[[Backend], Backend]) ->
 
 def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backend], Backend]) -> Parts:
     with watch.phase("open model"):
-        checkpoint = _open(config, dequantize=_dequantizer(config))
+        checkpoint = _open(config, unpack=_unpacker(config))
         max_model_len = resolve_max_model_len(config, checkpoint.config)
         check_budgets(config, max_model_len)
     with watch.phase("start backend"):
@@ -296,19 +296,19 @@ def open_frontend(config: EngineConfig) -> Frontend:
     )
 
 
-def _open(config: EngineConfig, *, dequantize: Dequantize = dequantize) -> Checkpoint:
+def _open(config: EngineConfig, *, unpack: Unpack = IN_NUMPY) -> Checkpoint:
     path = resolve_model(config.model, revision=config.revision, progress=True)
-    return open_checkpoint(path, load_format=config.load_format, seed=config.seed, dequantize=dequantize)
+    return open_checkpoint(path, load_format=config.load_format, seed=config.seed, unpack=unpack)
 
 
-def _dequantizer(config: EngineConfig) -> Dequantize:
+def _unpacker(config: EngineConfig) -> Unpack:
     """What unpacks GGUF blocks: native code where it is there anyway."""
     if config.backend == "reference":
-        return dequantize
-    from octavo.backends.cpu.dequantize import native_dequantize
+        return IN_NUMPY
     from octavo.backends.cpu.topology import default_threads
+    from octavo.backends.cpu.unpack import native_unpack
 
-    return native_dequantize(config.num_threads or default_threads())
+    return native_unpack(config.num_threads or default_threads())
 
 
 def _quantizer(config: EngineConfig) -> Quantize:

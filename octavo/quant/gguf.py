@@ -59,30 +59,47 @@ OTHER_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """``elements`` consecutive values of a row are stored in ``bytes`` bytes."""
+    """``elements`` consecutive values of a row are stored in ``bytes`` bytes. Whole numbers have a scale for each ``inputs`` of
+    them, else 0, and if ``minimums`` as many of these."""
 
     elements: int
     bytes: int
+    inputs: int = 0
+    minimums: bool = False
 
 
 FORMATS = {
     GgmlType.F32: BlockFormat(1, 4),
     GgmlType.F16: BlockFormat(1, 2),
     GgmlType.BF16: BlockFormat(1, 2),
-    GgmlType.Q4_0: BlockFormat(32, 18),
-    GgmlType.Q4_1: BlockFormat(32, 20),
-    GgmlType.Q5_0: BlockFormat(32, 22),
-    GgmlType.Q5_1: BlockFormat(32, 24),
-    GgmlType.Q8_0: BlockFormat(32, 34),
-    GgmlType.Q2_K: BlockFormat(256, 84),
-    GgmlType.Q3_K: BlockFormat(256, 110),
-    GgmlType.Q4_K: BlockFormat(256, 144),
-    GgmlType.Q5_K: BlockFormat(256, 176),
-    GgmlType.Q6_K: BlockFormat(256, 210),
+    GgmlType.Q4_0: BlockFormat(32, 18, 32),
+    GgmlType.Q4_1: BlockFormat(32, 20, 32, minimums=True),
+    GgmlType.Q5_0: BlockFormat(32, 22, 32),
+    GgmlType.Q5_1: BlockFormat(32, 24, 32, minimums=True),
+    GgmlType.Q8_0: BlockFormat(32, 34, 32),
+    GgmlType.Q2_K: BlockFormat(256, 84, 16, minimums=True),
+    GgmlType.Q3_K: BlockFormat(256, 110, 16),
+    GgmlType.Q4_K: BlockFormat(256, 144, 32, minimums=True),
+    GgmlType.Q5_K: BlockFormat(256, 176, 32, minimums=True),
+    GgmlType.Q6_K: BlockFormat(256, 210, 16),
 }
 
 Dequantize = Callable[[GgmlType, np.ndarray, np.ndarray], None]
 """(type, contiguous uint8[bytes], contiguous out float32[n] or bfloat16[n]) -> fills out."""
+
+Split = Callable[[GgmlType, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None], None]
+"""(type of whole numbers, contiguous uint8[bytes], values, scales, minimums) -> fills the last three, contiguous and
+one-dimensional. values: uint8[n], bytes that are signed if the format has no minimums; or uint8[n / 2], two in a byte as
+``Int4Group`` has them. scales, and minimums if the format has any, else None: float32[n / inputs]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpack:
+    """What becomes of blocks: plain numbers, or whole ones and their scales."""
+
+    dequantize: Dequantize
+    split: Split
+
 
 _PLAIN: dict[GgmlType, Any] = {
     GgmlType.F32: np.dtype("<f4"),
@@ -110,22 +127,45 @@ def dequantize(kind: GgmlType, data: np.ndarray, out: np.ndarray) -> None:
         step = _CHUNK // block.elements
         for start in range(0, len(blocks), step):
             part = blocks[start : start + step]
-            values[start : start + step] = _affine(split(kind, part)).reshape(len(part), block.elements)
+            values[start : start + step] = _affine(_SPLITS[kind](part)).reshape(len(part), block.elements)
+
+
+def split(kind: GgmlType, data: np.ndarray, values: np.ndarray, scales: np.ndarray, minimums: np.ndarray | None) -> None:
+    """A ``Split``. Raises ``ValueError`` if the sizes do not agree."""
+    block = FORMATS[kind]
+    blocks = data.reshape(-1, block.bytes)
+    count = len(blocks) * block.elements
+    if not block.inputs or scales.size * block.inputs != count or block.minimums != (minimums is not None):
+        raise ValueError("scales and minimums must fit the type")
+    packed = values.size * 2 == count
+    step = _CHUNK // block.elements
+    groups = block.elements // block.inputs
+    for start in range(0, len(blocks), step):
+        with np.errstate(invalid="ignore", over="ignore"):
+            quants = _SPLITS[kind](blocks[start : start + step])
+        some = slice(start * groups, (start + step) * groups)
+        scales[some] = quants.scales.reshape(-1)
+        if minimums is not None and quants.minimums is not None:
+            minimums[some] = quants.minimums.reshape(-1)
+        whole = quants.values.view(np.uint8).reshape(-1)
+        if packed:
+            pairs = whole.reshape(-1, 2, 16)
+            whole = (pairs[:, 0] & np.uint8(15) | pairs[:, 1] << np.uint8(4)).reshape(-1)
+        first = start * block.elements // (2 if packed else 1)
+        values[first : first + whole.size] = whole
+
+
+IN_NUMPY = Unpack(dequantize, split)
 
 
 @dataclass(frozen=True, slots=True)
-class Quants:
-    """Blocks as whole numbers: scale * value, plus minimum where there are any. ``values`` int8 or uint8[blocks, groups,
-    inputs of a group], ``scales`` and ``minimums`` float32[blocks, groups]."""
+class _Quants:
+    """Blocks as whole numbers: ``values`` int8 or uint8[blocks, groups, inputs], ``scales`` and ``minimums`` float32[blocks,
+    groups]."""
 
     values: np.ndarray
     scales: np.ndarray
     minimums: np.ndarray | None = None
-
-
-def split(kind: GgmlType, blocks: np.ndarray) -> Quants:
-    """uint8[blocks, bytes of a block] of an integer type, contiguous."""
-    return _SPLITS[kind](blocks)
 
 
 def _half(blocks: np.ndarray, start: int) -> np.ndarray:
@@ -152,7 +192,7 @@ def _fifth_bits(blocks: np.ndarray, start: int) -> np.ndarray:
     return np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little").reshape(-1, 2, 16) << 4
 
 
-def _affine(quants: Quants) -> np.ndarray:
+def _affine(quants: _Quants) -> np.ndarray:
     """scale * value + minimum in float32, one rounding each."""
     values = quants.values.astype(np.float32)
     values *= quants.scales[..., None]
@@ -166,39 +206,39 @@ def _whole(quants: np.ndarray) -> np.ndarray:
     return quants.reshape(-1, 1, 32)
 
 
-def _q4_0(blocks: np.ndarray) -> Quants:
+def _q4_0(blocks: np.ndarray) -> _Quants:
     values = _whole(_nibbles(blocks[:, 2:])).view(np.int8)
     values -= 8
-    return Quants(values, _half(blocks, 0))
+    return _Quants(values, _half(blocks, 0))
 
 
-def _q4_1(blocks: np.ndarray) -> Quants:
-    return Quants(_whole(_nibbles(blocks[:, 4:])), _half(blocks, 0), _half(blocks, 2))
+def _q4_1(blocks: np.ndarray) -> _Quants:
+    return _Quants(_whole(_nibbles(blocks[:, 4:])), _half(blocks, 0), _half(blocks, 2))
 
 
-def _q5_0(blocks: np.ndarray) -> Quants:
+def _q5_0(blocks: np.ndarray) -> _Quants:
     values = _whole(_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)).view(np.int8)
     values -= 16
-    return Quants(values, _half(blocks, 0))
+    return _Quants(values, _half(blocks, 0))
 
 
-def _q5_1(blocks: np.ndarray) -> Quants:
-    return Quants(_whole(_nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)), _half(blocks, 0), _half(blocks, 2))
+def _q5_1(blocks: np.ndarray) -> _Quants:
+    return _Quants(_whole(_nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)), _half(blocks, 0), _half(blocks, 2))
 
 
-def _q8_0(blocks: np.ndarray) -> Quants:
-    return Quants(_whole(blocks[:, 2:].view(np.int8)), _half(blocks, 0))
+def _q8_0(blocks: np.ndarray) -> _Quants:
+    return _Quants(_whole(blocks[:, 2:].view(np.int8)), _half(blocks, 0))
 
 
-def _q2_k(blocks: np.ndarray) -> Quants:
+def _q2_k(blocks: np.ndarray) -> _Quants:
     """16 groups of 16; scales[16] holds a 4-bit scale and a 4-bit minimum, then 64 bytes of quants, d, dmin."""
     packed = blocks[:, :16]
     scales = _half(blocks, 80) * (packed & 15).astype(np.float32)
     minima = _half(blocks, 82) * (packed >> 4).astype(np.float32)
-    return Quants(_pairs(blocks[:, 16:80].reshape(-1, 2, 32)).reshape(-1, 16, 16), scales, -minima)
+    return _Quants(_pairs(blocks[:, 16:80].reshape(-1, 2, 32)).reshape(-1, 16, 16), scales, -minima)
 
 
-def _q3_k(blocks: np.ndarray) -> Quants:
+def _q3_k(blocks: np.ndarray) -> _Quants:
     """16 groups of 16; 32 bytes of high bits, 64 of low bits, 12 of 6-bit scales, d. A clear high bit subtracts 4."""
     quants = _pairs(blocks[:, 32:96].reshape(-1, 2, 32)).reshape(-1, 8, 32)
     high = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
@@ -207,10 +247,10 @@ def _q3_k(blocks: np.ndarray) -> Quants:
     low = _nibbles(blocks[:, 96:104]).reshape(-1, 16)
     top = _pairs(blocks[:, 104:108]).reshape(-1, 16)
     scales = (low | top << 4).view(np.int8) - np.int8(32)
-    return Quants(signed.reshape(-1, 16, 16), _half(blocks, 108) * scales.astype(np.float32))
+    return _Quants(signed.reshape(-1, 16, 16), _half(blocks, 108) * scales.astype(np.float32))
 
 
-def k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The eight 6-bit scales and eight 6-bit minima of Q4_K and Q5_K from their 12 bytes, uint8[blocks, 8] each."""
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1)
@@ -218,33 +258,33 @@ def k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return scales, minima
 
 
-def _k_quants(blocks: np.ndarray, values: np.ndarray) -> Quants:
+def _k_quants(blocks: np.ndarray, values: np.ndarray) -> _Quants:
     """values uint8[blocks, 8, 32] with the scales of Q4_K and Q5_K: d, dmin, then 12 bytes of packed scales."""
-    scales, minima = k_scales(blocks[:, 4:16])
-    return Quants(values, _half(blocks, 0) * scales.astype(np.float32), -(_half(blocks, 2) * minima.astype(np.float32)))
+    scales, minima = _k_scales(blocks[:, 4:16])
+    return _Quants(values, _half(blocks, 0) * scales.astype(np.float32), -(_half(blocks, 2) * minima.astype(np.float32)))
 
 
-def _q4_k(blocks: np.ndarray) -> Quants:
+def _q4_k(blocks: np.ndarray) -> _Quants:
     return _k_quants(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
 
 
-def _q5_k(blocks: np.ndarray) -> Quants:
+def _q5_k(blocks: np.ndarray) -> _Quants:
     low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     high = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     return _k_quants(blocks, low | high << 4)
 
 
-def _q6_k(blocks: np.ndarray) -> Quants:
+def _q6_k(blocks: np.ndarray) -> _Quants:
     """16 groups of 16; 128 bytes of low nibbles, 64 of high pairs, 16 signed scales, d."""
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     high = _pairs(blocks[:, 128:192].reshape(-1, 2, 32))
     quants = (low | high << 4).view(np.int8)
     quants -= 32
     scales = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return Quants(quants.reshape(-1, 16, 16), scales)
+    return _Quants(quants.reshape(-1, 16, 16), scales)
 
 
-_SPLITS: dict[GgmlType, Callable[[np.ndarray], Quants]] = {
+_SPLITS: dict[GgmlType, Callable[[np.ndarray], _Quants]] = {
     GgmlType.Q4_0: _q4_0,
     GgmlType.Q4_1: _q4_1,
     GgmlType.Q5_0: _q5_0,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from octavo.config import ConfigError, ModelConfig
-from octavo.quant.gguf import Dequantize, dequantize
+from octavo.quant.gguf import IN_NUMPY, Unpack
 from octavo.weights.gguf_config import is_gguf, parse_gguf_config
 from octavo.weights.gguf_file import GgufFile
 from octavo.weights.hf_config import StoredDtype, parse_hf_config
@@ -44,10 +44,8 @@ class Checkpoint:
     """The text of the model's own Jinja template."""
 
 
-def open_checkpoint(
-    path: Path, *, load_format: LoadFormat = "auto", seed: int = 0, dequantize: Dequantize = dequantize
-) -> Checkpoint:
-    """Open a directory in Hugging Face layout or a GGUF file. ``seed`` is of dummy weights; ``dequantize`` unpacks GGUF blocks.
+def open_checkpoint(path: Path, *, load_format: LoadFormat = "auto", seed: int = 0, unpack: Unpack = IN_NUMPY) -> Checkpoint:
+    """Open a directory in Hugging Face layout or a GGUF file. ``seed`` is of dummy weights; ``unpack`` is for GGUF blocks.
 
     Raises ``ConfigError``, one line, for anything that is missing, damaged or not supported.
     """
@@ -55,7 +53,7 @@ def open_checkpoint(
         raise ConfigError(f"{path}: no such file or directory")
     gguf = _gguf_in(path, load_format)
     if gguf is not None:
-        return _open_gguf(gguf, dummy=load_format == "dummy", seed=seed, dequantize=dequantize)
+        return _open_gguf(gguf, dummy=load_format == "dummy", seed=seed, unpack=unpack)
     if not path.is_dir():
         raise ConfigError(f"{path}: must be a .gguf file or a directory with config.json and .safetensors files")
     return _open_directory(path, dummy=load_format == "dummy", seed=seed)
@@ -77,7 +75,7 @@ def _gguf_in(path: Path, load_format: LoadFormat) -> Path | None:
     return found[0] if found else None
 
 
-def _open_gguf(path: Path, *, dummy: bool, seed: int, dequantize: Dequantize) -> Checkpoint:
+def _open_gguf(path: Path, *, dummy: bool, seed: int, unpack: Unpack) -> Checkpoint:
     file = GgufFile(path)
     config = parse_gguf_config(file)
     if dummy:
@@ -89,7 +87,7 @@ def _open_gguf(path: Path, *, dummy: bool, seed: int, dequantize: Dequantize) ->
         path=path,
         kind="dummy" if dummy else "gguf",
         config=config,
-        source=DummySource(seed=seed) if dummy else GgufSource(file, interleaved_heads=heads, dequantize=dequantize),
+        source=DummySource(seed=seed) if dummy else GgufSource(file, interleaved_heads=heads, unpack=unpack),
         tokenizer_dir=None,
         gguf_metadata=file.metadata if "tokenizer.ggml.tokens" in file.metadata else None,
         chat_template=template if isinstance(template, str) else None,

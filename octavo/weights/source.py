@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from octavo.config import ConfigError
-from octavo.quant.gguf import Dequantize, GgmlType
+from octavo.quant.gguf import GgmlType, Unpack
 from octavo.quant.gguf_integer import integer_layout
 from octavo.quant.layouts import Dense, Integer
 from octavo.weights.gguf_config import hf_name
@@ -89,11 +89,11 @@ class GgufSource:
     reordered from [first half, second half] to pairs; they are put back while still packed, which moves the fewest bytes.
     """
 
-    def __init__(self, file: GgufFile, *, interleaved_heads: dict[str, int], dequantize: Dequantize) -> None:
+    def __init__(self, file: GgufFile, *, interleaved_heads: dict[str, int], unpack: Unpack) -> None:
         self._path = file.path
         self._tensors = {ours: tensor for name, tensor in file.tensors.items() if (ours := hf_name(name)) is not None}
         self._interleaved_heads = interleaved_heads
-        self._dequantize = dequantize
+        self._unpack = unpack
 
     def has(self, name: str) -> bool:
         return name in self._tensors
@@ -103,7 +103,7 @@ class GgufSource:
 
     def read(self, name: str, out: np.ndarray) -> None:
         tensor = self._tensor(name, out.shape)
-        self._dequantize(tensor.kind, self._rows_in_order(name, tensor), out.reshape(-1))
+        self._unpack.dequantize(tensor.kind, self._rows_in_order(name, tensor), out.reshape(-1))
 
     def dense(self, name: str, *, shape: tuple[int, int], dtype: str) -> Dense:
         tensor = self._tensor(name, shape)
@@ -116,7 +116,7 @@ class GgufSource:
 
     def integer(self, name: str, *, shape: tuple[int, int]) -> Integer | None:
         tensor = self._tensor(name, shape)
-        return integer_layout(tensor.kind, self._rows_in_order(name, tensor), shape, dequantize=self._dequantize)
+        return integer_layout(tensor.kind, self._rows_in_order(name, tensor), shape, split=self._unpack.split)
 
     def vector(self, name: str, *, size: int) -> np.ndarray:
         out = np.empty(size, np.float32)

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from octavo.config import ConfigError
-from octavo.quant.gguf import dequantize
+from octavo.quant.gguf import IN_NUMPY
 from octavo.weights.gguf_file import GgufFile
 from octavo.weights.safetensors import SafetensorsCheckpoint
 from octavo.weights.source import DTYPES, DummySource, GgufSource, SafetensorsSource, WeightSource
@@ -38,7 +38,7 @@ def gguf_source(directory: Path, kind: str, heads: dict[str, int] | None = None)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return GgufSource(GgufFile(directory / "m.gguf"), interleaved_heads=heads or {}, dequantize=dequantize)
+    return GgufSource(GgufFile(directory / "m.gguf"), interleaved_heads=heads or {}, unpack=IN_NUMPY)
 
 
 @pytest.mark.parametrize("asked", ["float32", "bfloat16"])
