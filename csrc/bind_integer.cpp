@@ -98,7 +98,12 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
             },
             "bits"_a, values, scales, minimums, nb::kw_only(), "gated"_a = false)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
-        .def("linear", &Device::linear_integer, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none())
+        .def(
+            "linear",
+            [](Device& d, nb::handle x, const IntegerWeight& w, nb::handle b, nb::handle r, nb::handle into, int64_t column) {
+                return d.linear_integer(x, w, b, r, {into, column});
+            },
+            "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none(), "into"_a.none() = nb::none(), "column"_a = 0)
         .def("gated_linear", &Device::gated_linear_integer, "x"_a, "weight"_a, "bias"_a.none())
         .def("linear_argmax", &Device::linear_argmax_integer, "x"_a, "weight"_a, "allowed"_a.none() = nb::none());
 }

@@ -65,7 +65,13 @@ NB_MODULE(_native, m) {
         .def_prop_ro("num_threads", &Device::num_threads)
         .def("pack", &Device::pack, "weight"_a, nb::kw_only(), "gated"_a = false)
         .def("embedding", &Device::embedding, "ids"_a, "table"_a)
-        .def("linear", &Device::linear, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none())
+        .def("new_result", &Device::new_result, "x"_a, "columns"_a)
+        .def(
+            "linear",
+            [](Device& d, nb::handle x, const PackedWeight& w, nb::handle b, nb::handle r, nb::handle into, int64_t column) {
+                return d.linear(x, w, b, r, {into, column});
+            },
+            "x"_a, "weight"_a, "bias"_a.none(), "residual"_a.none(), "into"_a.none() = nb::none(), "column"_a = 0)
         .def("linear_argmax", &Device::linear_argmax, "x"_a, "weight"_a, "allowed"_a.none() = nb::none())
         .def("gated_linear", &Device::gated_linear, "x"_a, "weight"_a, "bias"_a.none())
         .def("rms_norm", &Device::rms_norm, "x"_a, "weight"_a, "eps"_a)

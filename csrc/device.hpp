@@ -40,6 +40,12 @@ struct NextWeight {
     const char* begin(int64_t own, int64_t count) const { return data + units * own / count * unit_bytes; }
 };
 
+// A result that the columns from `column` on are written to, or none.
+struct Into {
+    nb::handle result;
+    int64_t column;
+};
+
 class Device {
 public:
     Device(const std::string& isa, int num_threads, const std::vector<int>& cores, bool act_bf16, nb::handle bfloat16,
@@ -63,11 +69,13 @@ public:
     std::unique_ptr<PackedWeight> pack_grouped(const IntegerSource& source, bool gated);
 
     nb::object embedding(nb::handle ids, const PackedWeight& table);
-    nb::object linear(nb::handle x, const PackedWeight& weight, nb::handle bias, nb::handle residual);
+    // Memory for a result: a row of so many columns for each of x.
+    nb::object new_result(nb::handle x, int64_t columns);
+    nb::object linear(nb::handle x, const PackedWeight& weight, nb::handle bias, nb::handle residual, const Into& into);
     nb::object gated_linear(nb::handle x, const PackedWeight& weight, nb::handle bias);
     nb::object linear_argmax(nb::handle x, const PackedWeight& weight, nb::handle allowed);
     nb::object embedding_integer(nb::handle ids, const IntegerWeight& table);
-    nb::object linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual);
+    nb::object linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual, const Into& into);
     nb::object gated_linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias);
     nb::object linear_argmax_integer(nb::handle x, const IntegerWeight& weight, nb::handle allowed);
     nb::object rms_norm(nb::handle x, nb::handle weight, float eps);
@@ -133,9 +141,10 @@ private:
     // For bodies: call(unit, claimant), each claimant's units one after the other as far as they last.
     template <class Call> void over_spans(int64_t count, const Call& call);
 
-    // Checks and takes in bias and residual, finds memory for the result of `in` times `weight` (a packed weight of any kind).
+    // Checks and takes in bias and residual, finds memory for the result of `in` times `weight` (a packed weight of any kind),
+    // unless it goes into a result that is there.
     template <class Args, class Weight>
-    nb::object open_output(Args& args, const Array& in, const Weight& weight, nb::handle bias, nb::handle residual);
+    nb::object open_output(Args& args, const Array& in, const Weight& weight, nb::handle bias, nb::handle residual, const Into& into);
     // The same of the gates that `in` times `weight` passes; `out` becomes the result.
     template <class Weight>
     GatedBlockArgs open_gates(const Array& in, const Weight& weight, nb::handle bias, nb::object& out);

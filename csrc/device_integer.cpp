@@ -110,9 +110,8 @@ void pack_group(const IntegerSource& source, const uint8_t* values, char* to) {
     uint32_t highs[2] = {};
     for (int line = 0; line < 8; ++line) {
         if (source.bits == 6) words[line] = (words[line] ^ 0x20202020u) & 0x3F3F3F3Fu; // value + 32
-        const uint32_t high = words[line] >> 4 & 0x03030303u;
-        if (source.bits == 5) highs[0] |= high << line;
-        else highs[line / 4] |= high << line % 4 * 2;
+        if (source.bits == 5) highs[0] |= (words[line] >> 4 & 0x01010101u) << line;
+        else highs[line / 4] |= (words[line] >> 4 & 0x03030303u) << line % 4 * 2;
     }
     for (int line = 0; line < 4; ++line) put(line, (words[line] & 0x0F0F0F0Fu) | (words[line + 4] & 0x0F0F0F0Fu) << 4);
     for (int line = 4; line < source.bits; ++line) put(line, highs[line - 4]);
@@ -183,12 +182,13 @@ const IntegerKernels& Device::quantize_rows(IntegerProduct& product, int64_t row
     return kernels;
 }
 
-nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual) {
+nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual,
+                                  const Into& into) {
     const Array in = read(x, "x", act(), 2);
     check(!weight.gated, "linear: the weight was packed for gated_linear");
     const Size rows = rows_of(in);
     IntegerProduct product = product_of(in, weight, weight.rows);
-    nb::object out = open_output(product.args, in, weight, bias, residual);
+    nb::object out = open_output(product.args, in, weight, bias, residual, into);
     const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits));
     follow({}); // what it reads first is not worth knowing: blocks are small
     issue([this, product, rows, memory = records.data()]() mutable {

@@ -183,7 +183,7 @@ void Device::multiply(const LinearArgs& args, const NextWeight& next, bool bf16)
     const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size()), together = args.rows < kFewRows ? 2 : 1;
     LinearArgs own_args = args;
     // Logits, above all: rows far apart whose lines would share few places in the caches.
-    own_args.past_caches = !args.residual && args.n % 16 == 0 && args.rows * args.n * 4 >= kPastCaches;
+    own_args.past_caches = !args.residual && args.n % 16 == 0 && args.out_stride == args.n && args.rows * args.n * 4 >= kPastCaches;
     if (coming_.next < coming_.count) own_args.pieces = &coming_;
     Spans spans(cut.units(), static_cast<int>(claimants));
     over_units(claimants, [&](int64_t own, int) {
@@ -254,12 +254,17 @@ ResultMemory::Lease Device::staging_for(const LinearArgs& args, int64_t rows) {
     return scratch(wanted ? rows * divide_up(args.k, kDepthStep) * kDepthStep * 4 : 0);
 }
 
-nb::object Device::linear(nb::handle x, const PackedWeight& weight, nb::handle bias, nb::handle residual) {
+nb::object Device::new_result(nb::handle x, int64_t columns) {
+    check(columns >= 1, "a result must have columns");
+    return result(Type::float32, rows_of(read(x, "x", act(), 2)), columns, 2).array;
+}
+
+nb::object Device::linear(nb::handle x, const PackedWeight& weight, nb::handle bias, nb::handle residual, const Into& into) {
     const Array in = read(x, "x", act(), 2);
     check(!weight.gated, "linear: the weight was packed for gated_linear");
     const Size rows = rows_of(in);
     LinearArgs args = product_of(in, weight);
-    nb::object out = open_output(args, in, weight, bias, residual);
+    nb::object out = open_output(args, in, weight, bias, residual, into);
     const auto memory = staging_for(args, rows.capacity);
     issue([this, args, rows, stage = memory.data(), next = follow(units_of(weight, 1))] {
         multiply(staged(args, rows.now(), stage), *next, act_bf16_);

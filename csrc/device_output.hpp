@@ -6,13 +6,25 @@
 namespace octavo {
 
 template <class Args, class Weight>
-nb::object Device::open_output(Args& args, const Array& in, const Weight& weight, nb::handle bias, nb::handle residual) {
+nb::object Device::open_output(Args& args, const Array& in, const Weight& weight, nb::handle bias, nb::handle residual, const Into& into) {
     hold(weight);
     check(in.shape[1] == weight.columns, "linear: x must have one column for each input of the weight");
     if (!bias.is_none()) {
         Array b = read(bias, "bias", Type::float32, 1);
         check(b.shape[0] == weight.rows, "linear: bias must have one value for each output of the weight");
         args.bias = b.floats();
+    }
+    if (!into.result.is_none()) {
+        const Array whole = write(into.result, "into", Type::float32, 2);
+        check(rows_of(whole).same(rows_of(in)) && into.column >= 0 && into.column <= whole.shape[1] - weight.rows,
+              "linear: the result must have a row for each of x and the columns of the weight");
+        args.out = whole.floats() + into.column;
+        args.out_stride = whole.shape[1];
+        if (residual.is_none()) return nb::borrow(into.result);
+        const Array r = read(residual, "residual", Type::float32, 2);
+        check(r.shape[1] == whole.shape[1] && rows_of(r).same(rows_of(in)), "linear: residual must have the shape of the result");
+        args.residual = r.floats() + into.column;
+        return nb::borrow(into.result);
     }
     if (!residual.is_none()) {
         Array r = write(residual, "residual", Type::float32, 2);

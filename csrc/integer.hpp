@@ -40,7 +40,6 @@ template <int kBits> constexpr float kOffset = kBits == 8 ? 128.0f : 32.0f;
 constexpr int kBitsOf[] = {4, 5, 6, 8};
 constexpr int index_of_bits(int bits) { return bits == 8 ? 3 : bits - 4; }
 
-
 // Of a group's inputs.
 struct HalfSums {
     int32_t first, second;
@@ -50,7 +49,7 @@ struct IntegerLinearArgs {
     const char* x;         // records
     const char* weight;    // blocks
     const float* bias;     // may be null
-    const float* residual; // may be null, may be out
+    const float* residual; // may be null, may be out; rows are as far apart as those of out
     float* out;
     int64_t rows, n, groups, tiles;
     int bits;

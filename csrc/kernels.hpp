@@ -43,7 +43,7 @@ struct LinearArgs {
     int64_t x_stride; // elements
     const void* weight;
     const float* bias;     // may be null
-    const float* residual; // may be null, may be out
+    const float* residual; // may be null, may be out; rows are as far apart as those of out
     float* out;
     int64_t rows, n, k;
     int64_t out_stride;                   // elements

@@ -30,11 +30,14 @@ template <int kBits> inline void dequantize_group(const char* group, uint16_t* t
         const char* given = group + 2 * kBits * kLine + column * 2;
         uint16_t* tile = to + column / 16 * kTileElements + column % 16 * 2;
         GroupScales<kBits> scales;
+        Words words[kBits == 4 ? 4 : 1]; // with 4 bits both halves of each line
         each_step([&](auto step) __attribute__((always_inline)) {
             constexpr int kStep = decltype(step)::value;
             if constexpr (scales_change<kBits>(kStep)) scales = GroupScales<kBits>(given + kStep / 4 * kIntegerColumns * 2);
+            Words& own = words[kBits == 4 ? kStep % 4 : 0];
+            if constexpr (kBits != 4 || kStep < 4) own = words_of_step<kBits, kStep>(half);
             Pairs pairs[2];
-            unpack<kBits, (kStep >= kBits)>(words_of_step<kBits, kStep>(half), scales, pairs);
+            unpack<kBits, (kStep >= kBits)>(own, scales, pairs);
             for (int i = 0; i < 2; ++i) store_pairs(tile + kStep * 64 + i * 32, pairs[i]);
         });
     }

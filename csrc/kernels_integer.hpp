@@ -183,27 +183,42 @@ inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const ch
     }
 }
 
-// One group's products with 6 bits, of one vector of outputs: what both halves give, and then the activations' scale. Vector by
-// vector, because registers hold no more, and with a place that no compiler knows, so that it does not keep what it has loaded.
-template <int R, int V>
-inline __attribute__((always_inline)) void accumulate_group6(Vec (&acc)[R][V], int v, const char* x, const char* w,
+// One group's products with 6 bits, of N vectors of outputs from `first` on: what both halves give, and then the activations'
+// scale. At a place that no compiler knows, so that it does not keep what it has loaded for other vectors.
+template <int N, int R, int V>
+inline __attribute__((always_inline)) void accumulate_group6(Vec (&acc)[R][V], int first, const char* x, const char* w,
                                                              const char* scales) {
     __asm__ volatile("" : "+r"(x));
-    Dots first[R][1], second[R][1];
-    Vec products[R];
+    Dots dots[R][N];
+    Vec products[R][N];
+    w += place_of_vector<6>(first);
+    scales += first * W * 2;
+    const auto start = [&](int half) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) first[r][0] = dset(offset_of_half(x + r * record_bytes(6), 0));
-    dot_half<R, 1, 6, 0>(first, x, w);
+        for (int r = 0; r < R; ++r) {
+            const Dots offset = dset(offset_of_half(x + r * record_bytes(6), half));
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-        products[r] = vmul(dfloat(first[r][0]), vload_half(scales));
-        second[r][0] = dset(offset_of_half(x + r * record_bytes(6), 1));
+            for (int v = 0; v < N; ++v) dots[r][v] = offset;
+        }
+    };
+    start(0);
+    dot_half<R, N, 6, 0>(dots, x, w);
+#pragma GCC unroll 8
+    for (int v = 0; v < N; ++v) {
+        const Vec scale = vload_half(scales + v * W * 2);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) products[r][v] = vmul(dfloat(dots[r][v]), scale);
     }
-    dot_half<R, 1, 6, 1>(second, x, w);
+    start(1);
+    dot_half<R, N, 6, 1>(dots, x, w);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-        products[r] = vfma(dfloat(second[r][0]), vload_half(scales + kIntegerColumns * 2), products[r]);
-        acc[r][v] = vfma(products[r], vset(scale_at(x + r * record_bytes(6))), acc[r][v]);
+    for (int v = 0; v < N; ++v) {
+        const Vec scale = vload_half(scales + (kIntegerColumns + v * W) * 2);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            products[r][v] = vfma(dfloat(dots[r][v]), scale, products[r][v]);
+            acc[r][first + v] = vfma(products[r][v], vset(scale_at(x + r * record_bytes(6))), acc[r][first + v]);
+        }
     }
 }
 
@@ -211,8 +226,9 @@ inline __attribute__((always_inline)) void accumulate_group6(Vec (&acc)[R][V], i
 template <int R, int V, int kBits>
 inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], const char* x, const char* w, const char* scales) {
     if constexpr (kBits == 6) {
+        constexpr int kTogether = R * V <= 8 ? V : 1; // registers hold no more
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) accumulate_group6<R, V>(acc, v, x, w + place_of_vector<6>(v), scales + v * W * 2);
+        for (int v = 0; v < V; v += kTogether) accumulate_group6<kTogether>(acc, v, x, w, scales);
         return;
     }
     Dots dots[R][V];

@@ -2,8 +2,8 @@
 // accumulate_group combines them, so results have the bits of the kernels that take over for few rows. Included inside the
 // instruction set's own namespace, after kernels_integer.hpp and a header that defines the tile instructions.
 //
-// Tiles 0 and 1 hold dots, one group's while the other's are scaled, or those of both halves of a group's inputs; 2 and 3 the rows' bytes, 4 and 5 the weights' lines. Sums
-// stay in registers from group to group: this is why halves of a block take turns.
+// Tiles 0 and 1 hold dots, one group's while the other's are scaled, or those of both halves of a group's inputs; 2 and 3 the
+// rows' bytes, 4 and 5 the weights' lines. Sums stay in registers from group to group: this is why halves of a block take turns.
 
 constexpr int kTileRows = 16; // rows of a tile, and outputs of half a block
 constexpr int64_t kChunkGroups = 24; // at most: their bytes stay in the nearest cache while all rows pass

@@ -11,7 +11,7 @@ template <class Args> inline void store_output(const Args& a, int64_t row, int64
     int64_t part = min64(W, a.n - column);
     if (part <= 0) return;
     if (a.bias) v = vadd(v, vload_part(a.bias + column, part));
-    if (a.residual) v = vadd(v, vload_part(a.residual + row * a.n + column, part));
+    if (a.residual) v = vadd(v, vload_part(a.residual + row * a.out_stride + column, part));
     vstore_as(a.out, (row - a.first_row) * a.out_stride + column - a.first_column, v, part, false);
 }
 
@@ -31,8 +31,8 @@ inline __attribute__((always_inline)) void store_tile(const Args& a, int64_t row
         return;
     }
     float* out = a.out + (row - a.first_row) * a.out_stride - a.first_column;
-    const float *bias = a.bias, *residual = a.residual ? a.residual + row * a.n : nullptr;
-    const int64_t stride = a.out_stride, residual_stride = a.n;
+    const float *bias = a.bias, *residual = a.residual ? a.residual + row * a.out_stride : nullptr;
+    const int64_t stride = a.out_stride;
     const bool streams = past_caches(a);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -40,7 +40,7 @@ inline __attribute__((always_inline)) void store_tile(const Args& a, int64_t row
         for (int v = 0; v < V; ++v) {
             Vec sum = acc[r][v];
             if (bias) sum = vadd(sum, vload(bias + columns[v]));
-            if (residual) sum = vadd(sum, vload(residual + r * residual_stride + columns[v]));
+            if (residual) sum = vadd(sum, vload(residual + r * stride + columns[v]));
             if (streams) vstream(out + r * stride + columns[v], sum);
             else vstore(out + r * stride + columns[v], sum);
         }

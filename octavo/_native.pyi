@@ -151,9 +151,19 @@ class Device:
         """The same, multiplied as the bfloat16 numbers that it stands for. Refused by a device that computes in float32."""
 
     def embedding(self, ids: np.ndarray, table: PackedWeight | IntegerWeight) -> np.ndarray: ...
+    def new_result(self, x: np.ndarray, columns: int) -> np.ndarray:
+        """Memory for float32[rows of x, columns]; its values are to come."""
+
     def linear(
-        self, x: np.ndarray, weight: PackedWeight | IntegerWeight, bias: np.ndarray | None, residual: np.ndarray | None
-    ) -> np.ndarray: ...
+        self,
+        x: np.ndarray,
+        weight: PackedWeight | IntegerWeight,
+        bias: np.ndarray | None,
+        residual: np.ndarray | None,
+        into: np.ndarray | None = None,
+        column: int = 0,
+    ) -> np.ndarray:
+        """``into``: a result whose columns from ``column`` on this one becomes; a residual has its shape."""
     def linear_argmax(
         self, x: np.ndarray, weight: PackedWeight | IntegerWeight, allowed: np.ndarray | None = None
     ) -> np.ndarray:

@@ -143,6 +143,8 @@ class Ops(Protocol):
         (dot(q, values) * weight scale) * scale, with minimums then also of minimum * (scale * sum(q)); dots are exact. In
         Int6Group the first product is the sum of those of both halves.
 
+        A weight in ``Stacked`` is its parts', side by side. It is for this op alone, without gates.
+
         A backend made with ``quantized_activations=False`` leaves x as it is, and the weight stands for the dense matrix that
         ``Layout.dequantize`` gives: results are those of that matrix, bit for bit."""
         ...

@@ -13,7 +13,7 @@ import numpy as np
 from octavo.backends.base import Array, Backend, Weight
 from octavo.config import ConfigError
 from octavo.quant.integer import Quantize, quantize
-from octavo.quant.layouts import GROUP, Dense, Int4Group, Int8Group, Integer, concatenate
+from octavo.quant.layouts import GROUP, Dense, Int4Group, Int8Group, Integer, Stacked, concatenate
 from octavo.weights.source import DTYPES, WeightSource
 
 WeightFormat = Literal["plain", "stored", "int8", "int4"]
@@ -38,7 +38,7 @@ class Loader:
         embeddings or of the head. ``gated``: for ``gated_linear``."""
         for name, count in zip(names, rows, strict=True):
             self.source.check(name, (count, columns))
-        integer = self._integer(names, rows, columns, vocabulary)
+        integer = self._integer(names, rows, columns, vocabulary, gated)
         return self.backend.weight(self._dense(names, rows, columns) if integer is None else integer, gated=gated)
 
     def vector(self, names: Sequence[str], *, sizes: Sequence[int]) -> Array:
@@ -57,13 +57,16 @@ class Loader:
             start += count
         return Dense(fused)
 
-    def _integer(self, names: Sequence[str], rows: Sequence[int], columns: int, vocabulary: bool) -> Integer | None:
+    def _integer(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, vocabulary: bool, gated: bool
+    ) -> Integer | Stacked | None:
         """None: the matrix is to be dense."""
         if self.weight_format == "plain":
             return None
         shapes = [(count, columns) for count in rows]
         if self.weight_format == "stored":
-            return self._stacked([self.source.integer(name, shape=shape) for name, shape in zip(names, shapes, strict=True)])
+            parts = [self.source.integer(name, shape=shape) for name, shape in zip(names, shapes, strict=True)]
+            return self._stacked(parts, gated)
         four = self.weight_format == "int4" and not vocabulary
         return concatenate([self._quantized(name, shape, four=four) for name, shape in zip(names, shapes, strict=True)])
 
@@ -83,11 +86,13 @@ class Loader:
         except ValueError as error:
             raise ConfigError(f"tensor {name!r} cannot be quantized ({error}): use --quantization none") from error
 
-    def _stacked(self, parts: Sequence[Integer | None]) -> Integer | None:
-        """In one layout: the parts' own, or 8 bits where they differ; None where one is stored as plain numbers."""
+    def _stacked(self, parts: Sequence[Integer | None], gated: bool) -> Integer | Stacked | None:
+        """In one layout if it is theirs; gates are 8 bits if theirs differ. None where one is stored as plain numbers."""
         integers = [part for part in parts if part is not None]
         if len(integers) < len(parts):
             return None
         if len({type(part) for part in integers}) > 1:
+            if not gated:
+                return Stacked(tuple(integers))
             integers = [part if isinstance(part, Int8Group) else self.quantize(part.dequantize(), 8) for part in integers]
         return concatenate(integers)

@@ -148,7 +148,31 @@ class Int4Group:
 
 
 Integer = Int8Group | Int6Group | Int5Group | Int4Group
-Layout = Dense | Integer
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Matrices of the same inputs, each in a layout of its own, one below the other: for ``linear`` alone.
+
+    Raises ``ValueError`` if their inputs differ or there are none.
+    """
+
+    parts: tuple[Integer, ...]
+
+    def __post_init__(self) -> None:
+        if len({part.shape[1] for part in self.parts}) != 1:
+            raise ValueError("stacked matrices must have the same inputs")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    def dequantize(self) -> np.ndarray:
+        """float32[out_features, in_features]"""
+        return np.concatenate([part.dequantize() for part in self.parts])
+
+
+Layout = Dense | Integer | Stacked
 
 
 def concatenate(parts: Sequence[Integer]) -> Integer:

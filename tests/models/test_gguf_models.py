@@ -48,7 +48,16 @@ def interleave(array: np.ndarray, heads: int) -> np.ndarray:
     return array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
-def write(model: Any, path: Path, *, arch: str, kind: gguf.GGMLQuantizationType, extra: dict[str, Any] | None = None) -> None:
+def write(
+    model: Any,
+    path: Path,
+    *,
+    arch: str,
+    kind: gguf.GGMLQuantizationType,
+    kinds: dict[str, gguf.GGMLQuantizationType] | None = None,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """``kind`` of all matrices, but of those whose names have one of ``kinds`` in them."""
     config = model.config
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
@@ -78,7 +87,8 @@ def write(model: Any, path: Path, *, arch: str, kind: gguf.GGMLQuantizationType,
         if arch == "llama" and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             array = np.ascontiguousarray(interleave(array, heads))
-        stored = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
+        own = next((other for part, other in (kinds or {}).items() if part in name), kind)
+        stored = own if array.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(gguf_name(name), gguf.quantize(array, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

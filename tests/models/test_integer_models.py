@@ -18,7 +18,7 @@ from octavo.config import ConfigError, EngineConfig
 from octavo.layers.loader import Loader, WeightFormat
 from octavo.models import load_model
 from octavo.quant.integer import Bits, quantize, quantize_int4, quantize_int8
-from octavo.quant.layouts import Dense, Int4Group, Int8Group, Integer, Layout
+from octavo.quant.layouts import Dense, Int4Group, Int8Group, Integer, Layout, Stacked
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.source import DummySource
 from tests.models.paged import PagedRunner
@@ -105,6 +105,21 @@ def test_a_file_of_each_type_gives_the_same_logits_on_every_backend(kind: str, v
     assert np.sqrt(((native - stored) ** 2).mean()) < 0.02 * dense.std()  # a value at the edge of two steps may go either way
 
 
+@pytest.mark.parametrize("quantized", [True, False])
+def test_a_file_of_several_types_keeps_them_all(quantized: bool, tmp_path: Path) -> None:
+    types = gguf.GGMLQuantizationType
+    write(
+        wide("qwen2"), tmp_path / "m.gguf", arch="qwen2", kind=types.Q4_1, kinds={"v_proj": types.Q8_0, "down_proj": types.Q5_0}
+    )
+    prompt = [token % 128 for token in PROMPT[:20]]
+    stored = logits_of(tmp_path / "m.gguf", ReferenceBackend(quantized_activations=quantized), "stored", prompt)
+    native = CpuBackend(compute_dtype="float32", quantized_activations=quantized)
+    assert np.sqrt(((logits_of(tmp_path / "m.gguf", native, "stored", prompt) - stored) ** 2).mean()) < 0.02 * stored.std()
+    if not quantized:
+        plain = logits_of(tmp_path / "m.gguf", native, "plain", prompt)
+        np.testing.assert_array_equal(logits_of(tmp_path / "m.gguf", native, "stored", prompt), plain)
+
+
 def wide(variant: str) -> Any:
     """A tiny model whose matrices are groups of 32 inputs."""
     model_class, config_class, changes = VARIANTS[variant]
@@ -133,12 +148,12 @@ def layout_of(source: DummySource, weight_format: WeightFormat, *, columns: int 
     return backend.layouts[0]
 
 
-def test_matrices_that_are_fused_share_a_layout() -> None:
+def test_matrices_that_are_fused_share_a_layout_or_keep_their_own() -> None:
     exact = layout_of(DummySource(), "plain").dequantize()
     cases: list[tuple[dict[str, Callable[[np.ndarray], Integer]], type[Layout]]] = [
         ({"q": quantize_int4, "k": quantize_int4}, Int4Group),
         ({"q": quantize_int8, "k": quantize_int8}, Int8Group),
-        ({"q": quantize_int4, "k": quantize_int8}, Int8Group),
+        ({"q": quantize_int4, "k": quantize_int8}, Stacked),
         ({"q": quantize_int4}, Dense),
         ({}, Dense),
     ]
@@ -171,7 +186,7 @@ def test_the_loader_quantizes_with_what_it_is_given() -> None:
     loader.matrix(["q", "k"], rows=[8, 4], columns=64)
     loader.matrix(["v"], rows=[8], columns=64, vocabulary=True)
     mixed = Mixed({"q": quantize_int4, "k": quantize_int8})
-    Loader(mixed, CpuBackend(), "stored", spy).matrix(["q", "k"], rows=[8, 4], columns=64)
+    Loader(mixed, CpuBackend(), "stored", spy).matrix(["q", "k"], rows=[8, 4], columns=64, gated=True)
     assert asked == [4, 4, 8, 8]
 
 

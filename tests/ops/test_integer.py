@@ -15,7 +15,7 @@ from octavo.backends.reference import ReferenceBackend
 from octavo.backends.reference.integer import quantize_activations
 from octavo.backends.reference.sampling import masked
 from octavo.quant.integer import quantize_int4, quantize_int8
-from octavo.quant.layouts import GROUP, Int4Group, Int5Group, Int6Group, Int8Group, Integer
+from octavo.quant.layouts import GROUP, Int4Group, Int5Group, Int6Group, Int8Group, Integer, Stacked
 from tests.ops.devices import BF16, DTYPES, ISAS, act, normal, oracle, same_bits, some_allowed
 
 SEEDS = st.integers(0, 2**32)
@@ -119,7 +119,7 @@ def test_linear_is_what_the_reference_computes(
     x = act(normal(seed + 1, m, groups * GROUP), dtype)
     b = normal(seed + 2, n) if bias else None
     r = normal(seed + 3, m, n) if residual else None
-    reference = ReferenceBackend(compute_dtype=dtype)
+    reference: Any = ReferenceBackend(compute_dtype=dtype)
     backend = device(isa, kernels, dtype)
     expected = reference.ops.linear(x, reference.weight(weight), bias=b, residual=r)
     actual = backend.ops.linear(x, backend.weight(weight), bias=b, residual=None if r is None else r.copy())
@@ -160,6 +160,42 @@ def test_rows_keep_their_bits_at_every_batch_size(isa: str, kind: str, groups: i
     whole = backend.to_host(backend.ops.linear(x, packed))
     for m in (1, 2, 3, 5, 6, 7, 8, 12, 13, 17, 33, 64, 65, 193):
         assert same_bits(np.array(backend.ops.linear(x[:m].copy(), packed)), whole[:m])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("quantized", [True, False])
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=SEEDS, m=ROWS, groups=GROUPS, n=st.lists(COLUMNS, min_size=1, max_size=4), bias=st.booleans(), residual=st.booleans()
+)
+def test_stacked_weights_are_their_parts_side_by_side(
+    isa: str, quantized: bool, seed: int, m: int, groups: int, n: list[int], bias: bool, residual: bool
+) -> None:
+    parts = [random_weight(seed + i, KINDS[(seed + i) % 4], count, groups) for i, count in enumerate(n)]
+    x = normal(seed + 1, m, groups * GROUP).astype(BF16)
+    b = normal(seed + 2, sum(n)) if bias else None
+    r = normal(seed + 3, m, sum(n)) if residual else None
+    backends: list[Any] = [CpuBackend(isa=isa, num_threads=2, quantized_activations=quantized), ReferenceBackend()]
+    for backend in backends[: 1 + quantized]:
+        apart = [np.array(backend.ops.linear(x, backend.weight(part))) for part in parts]
+        expected = np.concatenate(apart, axis=1)
+        for added in (b, r):
+            expected = expected if added is None else expected + added
+        stacked = backend.weight(Stacked(tuple(parts)))
+        assert same_bits(np.array(backend.ops.linear(x, stacked, bias=b, residual=r)), expected)
+
+
+def test_what_goes_into_a_result_must_fit() -> None:
+    native = _native.Device("auto", 1, cores=[], act_bfloat16=True, bfloat16=BF16)
+    weight = native.pack_integer(8, np.zeros((4, 64), np.uint8), np.zeros((4, 2), np.uint16), None)
+    x = np.zeros((3, 64), BF16)
+    out = native.new_result(x, 6)
+    native.linear(x, weight, None, None, out, 2)
+    for into, column in ((out, 3), (out, -1), (native.new_result(x[:2], 6), 0)):
+        with pytest.raises(ValueError, match="a row for each of x and the columns of the weight"):
+            native.linear(x, weight, None, None, into, column)
+    with pytest.raises(ValueError, match="residual must have the shape of the result"):
+        native.linear(x, weight, None, np.zeros((3, 4), np.float32), out, 0)
 
 
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)

@@ -10,13 +10,18 @@ from octavo.backends.base import Array, AttentionShape, Backend, Batch, BatchCap
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference import ReferenceBackend
 from octavo.quant.integer import quantize_int4, quantize_int8
-from octavo.quant.layouts import Dense, Layout
+from octavo.quant.layouts import Dense, Layout, Stacked
 from tests.ops.devices import DTYPES, ISAS, device, make_batch, normal, same_bits, some_allowed, spec_of, width_of
 
 SHAPE = AttentionShape(4, 2, 16)
 HIDDEN, INNER, VOCAB, BLOCK_SIZE, BLOCKS, LENGTH = 64, 96, 200, 4, 64, 48
 CAPACITY = BatchCapacity(tokens=40, sequences=6, blocks=LENGTH // BLOCK_SIZE, logits_rows=6, vocab_size=VOCAB)
-KINDS: dict[str, Callable[[np.ndarray], Layout]] = {"dense": Dense, "int8": quantize_int8, "int4": quantize_int4}
+KINDS: dict[str, Callable[[np.ndarray], Layout]] = {
+    "dense": Dense,
+    "int8": quantize_int8,
+    "int4": quantize_int4,
+    "stacked": quantize_int4,
+}
 
 
 class Tiny:
@@ -26,6 +31,9 @@ class Tiny:
         self.backend = backend
         sizes = [(VOCAB, HIDDEN), (width_of(SHAPE), HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
         self.table, *self.layer = [backend.weight(KINDS[kind](normal(i, *size) / 8)) for i, size in enumerate(sizes)]
+        if kind == "stacked":
+            qkv = normal(1, *sizes[1]) / 8
+            self.layer[0] = backend.weight(Stacked((quantize_int4(qkv[:HIDDEN]), quantize_int8(qkv[HIDDEN:]))))
         self.gated = backend.weight(KINDS[kind](normal(3, 2 * INNER, HIDDEN) / 8), gated=True)
         self.norm, self.bias = backend.tensor(normal(20, HIDDEN)), backend.tensor(normal(21, width_of(SHAPE)))
         self.head_norm, self.rotary = backend.tensor(normal(22, SHAPE.head_dim)), backend.tensor(normal(23, LENGTH, 16))

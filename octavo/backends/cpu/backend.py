@@ -5,7 +5,7 @@ threads; they differ between instruction sets.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import ml_dtypes
 import numpy as np
@@ -14,8 +14,9 @@ from octavo.backends.base import BatchCapacity, Forward, KVCacheSpec
 from octavo.backends.cpu.memory import available_memory
 from octavo.backends.cpu.ops import CpuOps
 from octavo.backends.cpu.recorded import RecordedForward
+from octavo.backends.cpu.stacked import StackedWeight
 from octavo.backends.cpu.topology import cores_to_pin, default_threads
-from octavo.quant.layouts import Dense, Int4Group, Layout
+from octavo.quant.layouts import Dense, Int4Group, Integer, Layout, Stacked
 
 if TYPE_CHECKING:
     from octavo import _native
@@ -87,9 +88,18 @@ class CpuBackend:
         threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
         return f"cpu, {self.isa}, {threads}, {self.compute_dtype}"
 
-    def weight(self, layout: Layout, *, gated: bool = False) -> "_native.PackedWeight | _native.IntegerWeight":
+    @overload
+    def weight(self, layout: Dense | Integer, *, gated: bool = False) -> "_native.PackedWeight | _native.IntegerWeight": ...
+    @overload
+    def weight(self, layout: Stacked, *, gated: bool = False) -> StackedWeight: ...
+    def weight(self, layout: Layout, *, gated: bool = False) -> "_native.PackedWeight | _native.IntegerWeight | StackedWeight":
         """Packed for ``linear`` and ``embedding``, or for ``gated_linear``; a dense one is rounded to the compute dtype. The
         layout is not kept."""
+        if isinstance(layout, Stacked):
+            return StackedWeight(tuple(self._packed(part, gated=False) for part in layout.parts))
+        return self._packed(layout, gated=gated)
+
+    def _packed(self, layout: Dense | Integer, *, gated: bool) -> "_native.PackedWeight | _native.IntegerWeight":
         # Other sizes are multiplied first and pass their gates in an op of its own.
         fused = gated and layout.shape[0] % (2 * _COLUMN_BLOCK) == 0
         if isinstance(layout, Dense):

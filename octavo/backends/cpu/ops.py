@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octavo.backends.base import AttentionShape, Batch
+from octavo.backends.cpu.stacked import StackedWeight
 
 if TYPE_CHECKING:
     from octavo import _native
@@ -31,7 +32,15 @@ class CpuOps:
     def linear(
         self, x: np.ndarray, weight: Any, *, bias: np.ndarray | None = None, residual: np.ndarray | None = None
     ) -> np.ndarray:
-        return self._device.linear(x, weight, bias, residual)
+        if not isinstance(weight, StackedWeight):
+            return self._device.linear(x, weight, bias, residual)
+        out = self._device.new_result(x, weight.rows)
+        column = 0
+        for part in weight.parts:
+            own = None if bias is None else bias[column : column + part.rows]
+            self._device.linear(x, part, own, residual, out, column)
+            column += part.rows
+        return out
 
     def gated_linear(self, x: np.ndarray, weight: Any, *, bias: np.ndarray | None = None) -> np.ndarray:
         if weight.gated:

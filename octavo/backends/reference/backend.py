@@ -5,16 +5,16 @@ matrix product is computed by a product of its own, so that the row contract hol
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import ml_dtypes
 import numpy as np
 
 from octavo.backends.base import Array, Batch, BatchCapacity, Forward, KVCacheSpec
 from octavo.backends.cpu.memory import available_memory
-from octavo.backends.reference.integer import IntegerWeight
+from octavo.backends.reference.integer import IntegerWeight, StackedWeight
 from octavo.backends.reference.ops import ReferenceOps
-from octavo.quant.layouts import Dense, Layout
+from octavo.quant.layouts import Dense, Integer, Layout, Stacked
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
@@ -49,10 +49,16 @@ class ReferenceBackend:
     def describe(self) -> str:
         return f"reference, numpy {np.__version__}, {self.compute_dtype}"
 
-    def weight(self, layout: Layout, *, gated: bool = False) -> np.ndarray | IntegerWeight:
+    @overload
+    def weight(self, layout: Dense | Integer, *, gated: bool = False) -> np.ndarray | IntegerWeight: ...
+    @overload
+    def weight(self, layout: Stacked, *, gated: bool = False) -> np.ndarray | StackedWeight: ...
+    def weight(self, layout: Layout, *, gated: bool = False) -> np.ndarray | IntegerWeight | StackedWeight:
         """A matrix in float32, rounded to the compute dtype; as it is if its products take activations in 8 bits. One that is
         gated is no other."""
         if not isinstance(layout, Dense) and self._quantized_activations:
+            if isinstance(layout, Stacked):
+                return StackedWeight(tuple(IntegerWeight.of(part) for part in layout.parts))
             return IntegerWeight.of(layout)
         rounded: np.ndarray = layout.dequantize().astype(DTYPES[self.compute_dtype]).astype(np.float32)
         return rounded

@@ -46,6 +46,13 @@ class IntegerWeight:
         return np.ascontiguousarray(picked.swapaxes(0, 1)).reshape(len(ids), self.shape[1])
 
 
+@dataclass(frozen=True, slots=True)
+class StackedWeight:
+    """Weights of the same inputs, one below the other."""
+
+    parts: tuple[IntegerWeight, ...]
+
+
 def quantize_activations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """float32[T, K] -> (whole numbers from -127 to 127 as float32[T, groups, GROUP], scales float32[T, groups])."""
     return quantize_groups(x.reshape(x.shape[0], -1, GROUP))

@@ -28,12 +28,14 @@ class ReferenceOps:
     def linear(
         self,
         x: np.ndarray,
-        weight: np.ndarray | integer.IntegerWeight,
+        weight: np.ndarray | integer.IntegerWeight | integer.StackedWeight,
         *,
         bias: np.ndarray | None = None,
         residual: np.ndarray | None = None,
     ) -> np.ndarray:
-        if isinstance(weight, integer.IntegerWeight):
+        if isinstance(weight, integer.StackedWeight):
+            out = np.concatenate([integer.linear(x.astype(np.float32), part) for part in weight.parts], axis=1)
+        elif isinstance(weight, integer.IntegerWeight):
             out = integer.linear(x.astype(np.float32), weight)
         else:
             out = np.empty((x.shape[0], weight.shape[0]), np.float32)
