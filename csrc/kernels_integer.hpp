@@ -225,6 +225,15 @@ inline __attribute__((always_inline)) void accumulate_group6(Vec (&acc)[R][V], i
 // Adds one group's products of R rows and V vectors of outputs, `w` and `scales` being those of the first vector.
 template <int R, int V, int kBits>
 inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], const char* x, const char* w, const char* scales) {
+    if constexpr (R == 1 && V > 1 && kBits != 4) { // in the order of memory: what reads ahead in hardware follows that
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            Vec own[1][1] = {{acc[0][v]}};
+            accumulate_group<1, 1, kBits>(own, x, w + place_of_vector<kBits>(v), scales + v * W * 2);
+            acc[0][v] = own[0][0];
+        }
+        return;
+    }
     if constexpr (kBits == 6) {
         constexpr int kTogether = R * V <= 8 ? V : 1; // registers hold no more
 #pragma GCC unroll 8
@@ -338,8 +347,7 @@ constexpr IntegerTiles kIntegerTiles;
 // What all tiles pass before any goes on, at most, in bytes of weights: it and the next one stay in the nearest cache. Many tiles
 // pass a larger one, because going on to the next tile costs more than coming back to the weights.
 constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10;
-// Bytes ahead of a tile that is alone: hardware that reads ahead keeps up with one row of up to 6 bits, and far requests would get in
-// its way; with 8 bits a row goes through more bytes in the same time.
+// Bytes ahead of a tile that is alone: hardware that reads ahead keeps up with one row, and far requests would get in its way.
 constexpr int64_t kRowAhead = 1 << 10, kRowsAhead = 6 << 10;
 constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 
@@ -383,7 +391,7 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
         pass.group0 = a.groups * chunk / chunks;
         pass.group1 = a.groups * (chunk + 1) / chunks;
         pass.fetch = a.weight + (block * a.groups + pass.group1) * bytes;
-        if (streams) pass.fetch = a.weight + block * a.groups * bytes + (a.rows == 1 && a.bits < 8 ? kRowAhead : kRowsAhead);
+        if (streams) pass.fetch = a.weight + block * a.groups * bytes + (a.rows == 1 ? kRowAhead : kRowsAhead);
         for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += (pass.group1 - pass.group0) * pass.fetch_bytes) {
             pass.row = tile_row(a.rows, a.tiles, tile);
             pass.sums = sums + (pass.row - row0) * kIntegerColumns;
