@@ -170,11 +170,10 @@ struct K45 {
     static void split(const uint8_t* b, int8_t* values, float* scales, float* minimums) {
         const float d = half_at(b), dmin = half_at(b + 2);
         const uint8_t *high = b + 16, *quants = b + (kFifthBit ? 48 : 16);
-        float minima[8];
-        unpack_scales(b + 4, scales, minima);
+        unpack_scales(b + 4, scales, minimums);
         for (int group = 0; group < 8; ++group) {
             scales[group] *= d;
-            minimums[group] = -(dmin * minima[group]);
+            minimums[group] = -(dmin * minimums[group]);
         }
         for (int pair = 0; pair < 4; ++pair) {
             for (int i = 0; i < 32; ++i) {

@@ -127,8 +127,8 @@ void pack_integer_blocks(const IntegerSource& source, bool gated, char* blocks, 
         char* group = blocks + block * source.groups * bytes;
         for (int64_t g = 0; g < source.groups; ++g, group += bytes) {
             const int64_t from = n * source.groups + g;
-            pack_group(source, source.values + from * given, group + column / 16 * source.bits * kLine + column % 16 * 4);
-            char* scales = group + 2 * source.bits * kLine + column * 2;
+            pack_group(source, source.values + from * given, group + place_of_column(source.bits, column));
+            char* scales = group + scale_of_column(source.bits, column);
             char* seconds = scales + 2 * kIntegerColumns;
             std::memcpy(scales, source.scales + from * (source.bits == 6 ? 2 : 1), 2);
             if (source.bits == 6) std::memcpy(seconds, source.scales + from * 2 + 1, 2);

@@ -32,6 +32,9 @@ constexpr int kManyRows = 16;
 
 // A block's group of weights with so many bits.
 constexpr int64_t group_bytes(int bits) { return 2 * bits * kLine + (bits == 8 ? 1 : 2) * kIntegerColumns * 2; }
+// In a group: where the bytes of an output's first line are, and its first scale.
+constexpr int64_t place_of_column(int bits, int64_t column) { return column / 16 * bits * kLine + column % 16 * 4; }
+constexpr int64_t scale_of_column(int bits, int64_t column) { return 2 * bits * kLine + column * 2; }
 // Of a row's group of activations, for weights with so many bits.
 constexpr int record_bytes(int bits) { return kGroup + (bits == 6 ? 12 : 8); }
 // How much too large values lie in memory, where there are no minimums.

@@ -7,8 +7,7 @@ template <int kBits, int kStep> inline __attribute__((always_inline)) Words word
     if constexpr (kBits == 4 || kBits == 8) {
         return spread(dload(half + kStep % kBits * kLine));
     } else {
-        const Bytes raw = dload(half + kStep % 4 * kLine), highs = dload(half + (4 + (kBits == 6 ? kStep / 4 : 0)) * kLine);
-        return spread(dvalues<kBits>(kStep < 4 ? dlow(raw) : dhigh(raw), highs, kStep));
+        return spread(values_of_line<kBits>(half, kStep));
     }
 }
 
@@ -26,8 +25,8 @@ template <int kBits> constexpr bool scales_change(int step) { return step == 0 |
 // A group's 32 columns as plain weights: a step of a bf16 block.
 template <int kBits> inline void dequantize_group(const char* group, uint16_t* to) {
     for (int column = 0; column < kColumnBlock; column += W) {
-        const char* half = group + column / 16 * kBits * kLine + column % 16 * 4;
-        const char* given = group + 2 * kBits * kLine + column * 2;
+        const char* half = group + place_of_column(kBits, column);
+        const char* given = group + scale_of_column(kBits, column);
         uint16_t* tile = to + column / 16 * kTileElements + column % 16 * 2;
         GroupScales<kBits> scales;
         Words words[kBits == 4 ? 4 : 1]; // with 4 bits both halves of each line

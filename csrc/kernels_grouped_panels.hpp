@@ -91,10 +91,10 @@ __attribute__((noinline)) void tile_in_registers(const LinearArgs& a, const Grou
             for (int v = 0; v < V; ++v) {
                 const int at = column + v * W;
                 if constexpr (scales_change<kBits>(kStep)) {
-                    scales[v] = GroupScales<kBits>(group + 2 * kBits * kLine + (kStep / 4 * kIntegerColumns + at) * 2);
+                    scales[v] = GroupScales<kBits>(group + scale_of_column(kBits, kStep / 4 * kIntegerColumns + at));
                 }
                 Pairs both[2];
-                unpack<kBits, (kStep >= kBits)>(words_of_step<kBits, kStep>(group + at / 16 * kBits * kLine + at % 16 * 4), scales[v], both);
+                unpack<kBits, (kStep >= kBits)>(words_of_step<kBits, kStep>(group + place_of_column(kBits, at)), scales[v], both);
 #pragma GCC unroll 2
                 for (int i = 0; i < 2; ++i) {
                     pairs[i][v] = both[i];

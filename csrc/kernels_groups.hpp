@@ -1,8 +1,11 @@
 // Weights in groups that share a scale as values; see integer.hpp. Included inside the instruction set's own namespace, after
 // kernels_math.hpp and simd_integer_*.hpp.
 
-// The values of line `line` with 5 or 6 bits: their low bits, and the line that has their high ones among others.
-template <int kBits> inline __attribute__((always_inline)) Bytes dvalues(Bytes low, Bytes highs, int line) {
+// The values of four inputs with fewer than 8 bits, `half` being their outputs' place in the first line.
+template <int kBits> inline __attribute__((always_inline)) Bytes values_of_line(const char* half, int line) {
+    const Bytes raw = dload(half + line % 4 * kLine), low = line < 4 ? dlow(raw) : dhigh(raw);
+    if constexpr (kBits == 4) return low;
+    const Bytes highs = dload(half + (4 + (kBits == 6 ? line / 4 : 0)) * kLine);
     return dor(low, kBits == 5 ? dkeep(dmove(highs, 4 - line), 16) : dkeep(dmove(highs, 4 - line % 4 * 2), 48));
 }
 
@@ -20,8 +23,8 @@ inline int value_at(const char* half, int i, int bits) {
 // A column of a block, dequantized: exact but for the last rounding.
 inline void read_grouped_column(const char* block, int64_t column, int64_t groups, int bits, float* out) {
     for (int64_t g = 0; g < groups; ++g, block += group_bytes(bits), out += kGroup) {
-        const char* half = block + column / 16 * bits * kLine + column % 16 * 4;
-        const char* scales = block + 2 * bits * kLine + column * 2;
+        const char* half = block + place_of_column(bits, column);
+        const char* scales = block + scale_of_column(bits, column);
         const float scale = half_to_float(scales), second = bits == 8 ? 0.0f : half_to_float(scales + 2 * kIntegerColumns);
         for (int i = 0; i < kGroup; ++i) {
             const auto value = static_cast<float>(value_at(half, i, bits));

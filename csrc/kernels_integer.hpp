@@ -92,7 +92,7 @@ inline int32_t offset_of_half(const char* record, int half) { return word_at(rec
 
 // The exact dots of a group, for R rows and V vectors of outputs, `w` being those of the first vector.
 template <int R, int V> inline __attribute__((always_inline)) void dot_group4(Dots (&dots)[R][V], const char* x, const char* w) {
-    constexpr int kLines = 4, kVecs = 16 / W; // vectors of a line
+    constexpr int kLines = 4;
     Fours sums[R][V];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -104,7 +104,7 @@ template <int R, int V> inline __attribute__((always_inline)) void dot_group4(Do
         Bytes low[V], high[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
-            const Bytes raw = dload(w + (v / kVecs * kLines + line) * kLine + v % kVecs * W * 4);
+            const Bytes raw = dload(w + place_of_column(kLines, v * W) + line * kLine);
             low[v] = dlow(raw);
             high[v] = dhigh(raw);
         }
@@ -129,7 +129,7 @@ template <int R, int V> inline __attribute__((always_inline)) void dot_group4(Do
 }
 
 template <int R, int V> inline __attribute__((always_inline)) void dot_group8(Dots (&dots)[R][V], const char* x, const char* w) {
-    constexpr int kLines = 8, kVecs = 16 / W;
+    constexpr int kLines = 8;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
         const Dots start = kShifted ? dset(offset_of_all(x + r * record_bytes(8))) : dzero();
@@ -141,7 +141,7 @@ template <int R, int V> inline __attribute__((always_inline)) void dot_group8(Do
         Eights weights[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
-            weights[v] = deights(dload(w + (v / kVecs * kLines + line) * kLine + v % kVecs * W * 4));
+            weights[v] = deights(dload(w + place_of_column(kLines, v * W) + line * kLine));
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -152,27 +152,16 @@ template <int R, int V> inline __attribute__((always_inline)) void dot_group8(Do
     }
 }
 
-// Where the first line of vector v of outputs is, from that of the first on.
-template <int kBits> constexpr int64_t place_of_vector(int v) {
-    constexpr int kVecs = 16 / W;
-    return v / kVecs * kBits * kLine + v % kVecs * W * 4;
-}
-
 // Adds the dots of one half of a group's inputs, with 5 or 6 bits.
 template <int R, int V, int kBits, int kHalf>
 inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const char* x, const char* w) {
-    const auto load = [&](int v, int line) __attribute__((always_inline)) { return dload(w + place_of_vector<kBits>(v) + line * kLine); };
-    Bytes highs[V];
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) highs[v] = load(v, 4 + (kBits == 6 ? kHalf : 0));
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
         constexpr int kFirst = 4 * kHalf;
         Eights weights[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
-            const Bytes raw = load(v, i);
-            weights[v] = dsmall(dvalues<kBits>(kHalf ? dhigh(raw) : dlow(raw), highs[v], kFirst + i));
+            weights[v] = dsmall(values_of_line<kBits>(w + place_of_column(kBits, v * W), kFirst + i));
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -191,7 +180,7 @@ inline __attribute__((always_inline)) void accumulate_group6(Vec (&acc)[R][V], i
     __asm__ volatile("" : "+r"(x));
     Dots dots[R][N];
     Vec products[R][N];
-    w += place_of_vector<6>(first);
+    w += place_of_column(6, first * W);
     scales += first * W * 2;
     const auto start = [&](int half) __attribute__((always_inline)) {
 #pragma GCC unroll 8
@@ -229,7 +218,7 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
             Vec own[1][1] = {{acc[0][v]}};
-            accumulate_group<1, 1, kBits>(own, x, w + place_of_vector<kBits>(v), scales + v * W * 2);
+            accumulate_group<1, 1, kBits>(own, x, w + place_of_column(kBits, v * W), scales + v * W * 2);
             acc[0][v] = own[0][0];
         }
         return;
@@ -292,7 +281,7 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
     for (int column = 0; column < kIntegerColumns; column += V * W) {
         const char* x = a.x + pass.row * a.groups * (kStep / R) + pass.group0 * kStep;
         const char* w = a.weight + (pass.block * a.groups + pass.group0) * kBytes;
-        const int64_t at = column / 16 * kBits * kLine + column % 16 * 4, scales = 2 * kBits * kLine + column * 2;
+        const int64_t at = place_of_column(kBits, column), scales = scale_of_column(kBits, column);
         float* sums = pass.sums + column;
         Vec acc[R][V];
 #pragma GCC unroll 8

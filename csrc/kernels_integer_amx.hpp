@@ -30,9 +30,7 @@ template <int kBits> void unpack_lines(const char* w, char* lines) {
         for (int at = 0; at < kLine; at += kStep) {
 #pragma GCC unroll 8
             for (int line = 0; line < 8; ++line) {
-                const Bytes raw = dload(w + line % 4 * kLine + at);
-                Bytes values = line < 4 ? dlow(raw) : dhigh(raw);
-                if constexpr (kBits > 4) values = dvalues<kBits>(values, dload(w + (4 + (kBits == 6 ? line / 4 : 0)) * kLine + at), line);
+                const Bytes values = values_of_line<kBits>(w + at, line);
                 __builtin_memcpy(lines + line * kLine + at, &values, sizeof values);
             }
         }
@@ -196,7 +194,7 @@ inline void multiply_block_tiles(const IntegerLinearArgs& a, int64_t tile0, int6
             pass.x = a.x + (row * a.groups + group0 * rows) * record_bytes(a.bits);
             for (int half = 0; half < 2; ++half) {
                 pass.lines = (unpack ? bytes : w) + half * 8 * kLine;
-                pass.scales = w + 2 * a.bits * kLine + half * kTileRows * 2;
+                pass.scales = w + scale_of_column(a.bits, half * kTileRows);
                 pass.sums = own + half * kTileRows;
                 fetch_later(a.pieces, left, share);
                 pass.later = share.later;

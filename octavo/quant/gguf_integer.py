@@ -7,7 +7,7 @@ groups of 16), becomes 8 bits, whose error is a small part of a step of its own.
 
 import numpy as np
 
-from octavo.quant.gguf import FORMATS, GgmlType, Split
+from octavo.quant.gguf import FORMATS, Dequantize, GgmlType, Unpack
 from octavo.quant.integer import quantize_int8
 from octavo.quant.layouts import GROUP, Int4Group, Int5Group, Int6Group, Int8Group, Integer
 
@@ -18,7 +18,7 @@ _CHUNK = 1 << 22
 """Values dequantized at once on the way to 8 bits."""
 
 
-def integer_layout(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], *, split: Split) -> Integer | None:
+def integer_layout(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], *, unpack: Unpack) -> Integer | None:
     """uint8[bytes] of a matrix [out_features, in_features] -> its layout; None for plain numbers, for rows that are no groups
     and for scales that float16 cannot hold.
 
@@ -31,9 +31,11 @@ def integer_layout(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], *, 
     if data.size != rows * columns // block.elements * block.bytes:
         raise ValueError(f"{data.size} bytes of {kind.name} are not {rows * columns} values")
     if kind == GgmlType.Q2_K:
-        return _as_int8(kind, data, shape, split)
+        return _as_int8(kind, data, shape, unpack.dequantize)
     values = np.empty((rows, columns // 2 if kind in _FOUR_BITS else columns), np.uint8)
-    plain, minimums = _split(kind, data, shape, values, split)
+    plain = np.empty((rows, columns // block.inputs), np.float32)
+    minimums = np.empty_like(plain) if block.minimums else None
+    unpack.split(kind, data, values.reshape(-1), plain.reshape(-1), None if minimums is None else minimums.reshape(-1))
     scales = _as_halves(plain)
     if kind in _FOUR_BITS:
         if minimums is None:
@@ -48,17 +50,6 @@ def integer_layout(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], *, 
     return (Int6Group if kind in _SIX_BITS else Int8Group)(values.view(np.int8), scales) if _sound(scales) else None
 
 
-def _split(
-    kind: GgmlType, data: np.ndarray, shape: tuple[int, int], values: np.ndarray, split: Split
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Fills ``values`` -> float32 scales and minimums, [rows, columns / inputs]."""
-    block = FORMATS[kind]
-    scales = np.empty((shape[0], shape[1] // block.inputs), np.float32)
-    minimums = np.empty_like(scales) if block.minimums else None
-    split(kind, data, values.reshape(-1), scales.reshape(-1), None if minimums is None else minimums.reshape(-1))
-    return scales, minimums
-
-
 def _as_halves(numbers: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         return numbers.astype(np.float16)
@@ -68,7 +59,7 @@ def _sound(*halves: np.ndarray) -> bool:
     return all(bool(np.isfinite(part).all()) for part in halves)
 
 
-def _as_int8(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], split: Split) -> Int8Group | None:
+def _as_int8(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], dequantize: Dequantize) -> Int8Group | None:
     rows, columns = shape
     values, scales = np.empty(shape, np.int8), np.empty((rows, columns // GROUP), np.float16)
     step = max(1, _CHUNK // columns)
@@ -76,13 +67,10 @@ def _as_int8(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], split: Sp
     for start in range(0, rows, step):
         some = slice(start, min(rows, start + step))
         count = some.stop - start
-        quants = np.empty((count, columns), np.uint8)
-        steps, minimums = _split(kind, data[start * width : some.stop * width], (count, columns), quants, split)
-        plain = quants.reshape(*steps.shape, -1) * steps[..., None]
-        if minimums is not None:
-            plain += minimums[..., None]
+        plain = np.empty((count, columns), np.float32)
+        dequantize(kind, data[start * width : some.stop * width], plain.reshape(-1))
         try:
-            part = quantize_int8(plain.reshape(count, columns))
+            part = quantize_int8(plain)
         except ValueError:
             return None
         values[some], scales[some] = part.values, part.scales

@@ -116,7 +116,7 @@ class GgufSource:
 
     def integer(self, name: str, *, shape: tuple[int, int]) -> Integer | None:
         tensor = self._tensor(name, shape)
-        return integer_layout(tensor.kind, self._rows_in_order(name, tensor), shape, split=self._unpack.split)
+        return integer_layout(tensor.kind, self._rows_in_order(name, tensor), shape, unpack=self._unpack)
 
     def vector(self, name: str, *, size: int) -> np.ndarray:
         out = np.empty(size, np.float32)

@@ -5,7 +5,7 @@ import gguf
 import numpy as np
 import pytest
 
-from octavo.quant.gguf import FORMATS, GgmlType, split
+from octavo.quant.gguf import FORMATS, IN_NUMPY, GgmlType
 from octavo.quant.gguf_integer import integer_layout
 from octavo.quant.layouts import Int4Group, Int5Group, Int6Group, Int8Group, Integer
 from tests.quant.test_gguf import random_bytes
@@ -23,7 +23,7 @@ ROUNDED = {GgmlType.Q3_K: Int6Group, GgmlType.Q4_K: Int4Group, GgmlType.Q5_K: In
 
 
 def layout_of(kind: GgmlType, data: np.ndarray, shape: tuple[int, int] = SHAPE) -> Integer | None:
-    return integer_layout(kind, data.reshape(-1), shape, split=split)
+    return integer_layout(kind, data.reshape(-1), shape, unpack=IN_NUMPY)
 
 
 def both(kind: GgmlType) -> tuple[Integer, np.ndarray]:
