@@ -1,7 +1,14 @@
 // Products of compact blocks of bf16 weights; see compact.hpp. Included inside the instruction set's own namespace, where dot
 // products take pairs of bf16. The results are those of plain blocks, bit for bit: the same numbers meet in the same order.
 
-constexpr int64_t kCompactNear = 8 * kGroupBytes, kCompactFar = 24 * kGroupBytes; // ahead in the stream, by level of cache
+// Asks for a group further on, by level of cache. One or two rows keep up with hardware that reads ahead, and far requests would get
+// in its way.
+template <int R> inline __attribute__((always_inline)) void fetch_compact(const uint8_t* from) {
+    for (int64_t line = 0; line < kGroupBytes; line += 64) {
+        if constexpr (R > 2) __builtin_prefetch(from + 24 * kGroupBytes + line);
+        __builtin_prefetch(from + (R > 2 ? 64 : 5) * kGroupBytes + line, 0, 2);
+    }
+}
 
 // The elements of group `number`, whose exceptions are those up to its end.
 inline void unpack_group(const uint8_t* from, GroupTable table, int64_t number, const uint32_t*& exception, uint16_t* to) {
@@ -40,10 +47,7 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
     for (int64_t number = 0;; ++number, from += kGroupBytes) {
         // What is rare stays out of this loop, so that sums stay in registers.
         for (const int64_t end = min64(whole, place_of(exception) / kGroupElements); number < end; ++number, from += kGroupBytes) {
-            for (int64_t line = 0; !kAhead && line < kGroupBytes; line += 64) {
-                __builtin_prefetch(from + kCompactNear + line);
-                __builtin_prefetch(from + kCompactFar + line, 0, 2);
-            }
+            if constexpr (!kAhead) fetch_compact<R>(from);
             Vec weights[2][2];
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) unpack_half(from, half, table, weights[half]);

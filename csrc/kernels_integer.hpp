@@ -336,8 +336,10 @@ constexpr IntegerTiles kIntegerTiles;
 // What all tiles pass before any goes on, at most, in bytes of weights: it and the next one stay in the nearest cache. Many tiles
 // pass a larger one, because going on to the next tile costs more than coming back to the weights.
 constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10;
-// Bytes ahead of a tile that is alone: hardware that reads ahead keeps up with one row, and far requests would get in its way.
-constexpr int64_t kRowAhead = 1 << 10, kRowsAhead = 6 << 10;
+// Bytes ahead of a tile that is alone. Hardware that reads ahead keeps up with one row, or two where these have more bytes to a
+// product, and far requests would get in its way.
+constexpr int64_t kDenseAhead = 1 << 10, kRowsAhead = 6 << 10;
+inline int64_t ahead_of(const IntegerLinearArgs& a) { return a.rows == 1 || (a.rows == 2 && a.bits > 4) ? kDenseAhead : kRowsAhead; }
 constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 
 // What of a piece is still to be fetched.
@@ -380,7 +382,7 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
         pass.group0 = a.groups * chunk / chunks;
         pass.group1 = a.groups * (chunk + 1) / chunks;
         pass.fetch = a.weight + (block * a.groups + pass.group1) * bytes;
-        if (streams) pass.fetch = a.weight + block * a.groups * bytes + (a.rows == 1 ? kRowAhead : kRowsAhead);
+        if (streams) pass.fetch = a.weight + block * a.groups * bytes + ahead_of(a);
         for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += (pass.group1 - pass.group0) * pass.fetch_bytes) {
             pass.row = tile_row(a.rows, a.tiles, tile);
             pass.sums = sums + (pass.row - row0) * kIntegerColumns;
