@@ -174,6 +174,7 @@ private:
 
     const KernelTable* kernels_;
     const IntegerKernels* integer_;
+    const bool reads_ahead_;
     bool act_bf16_;
     Arrays arrays_;
     WeightMemory weights_;

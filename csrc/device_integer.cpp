@@ -168,8 +168,10 @@ nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table)
 
 Device::IntegerProduct Device::product_of(const Array& x, const IntegerWeight& weight, int64_t out_stride) const {
     const int64_t groups = weight.columns / kGroup;
-    return {{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.bits, out_stride},
-            {x.data, nullptr, 0, groups, 0, act_bf16_, weight.bits}};
+    IntegerProduct product{{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.bits, out_stride},
+                           {x.data, nullptr, 0, groups, 0, act_bf16_, weight.bits}};
+    product.args.reads_ahead = reads_ahead_;
+    return product;
 }
 
 const IntegerKernels& Device::quantize_rows(IntegerProduct& product, int64_t rows, char* records) {

@@ -245,6 +245,7 @@ LinearArgs Device::product_of(const Array& x, const PackedWeight& weight) const 
     LinearArgs args{x.data, x.shape[1], weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, weight.columns, weight.rows};
     args.compact = weight.compact.get();
     args.group_bits = weight.group_bits;
+    args.reads_ahead = reads_ahead_;
     return args;
 }
 

@@ -59,6 +59,7 @@ struct IntegerLinearArgs {
     int64_t out_stride;                      // elements
     int64_t first_row = 0, first_column = 0; // what lies at `out`
     Pieces* pieces = nullptr;
+    bool reads_ahead = false; // hardware does, fast enough for a row or two
 };
 
 struct QuantizeArgs {

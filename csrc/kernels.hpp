@@ -52,8 +52,9 @@ struct LinearArgs {
     const char* after = nullptr; // what is fetched with the last block of a call if no block is; may be null
     Pieces* pieces = nullptr;
     const Compact* compact = nullptr; // of weights in compact blocks
-    int group_bits = 0; // 4 or 8: of weights in groups, see integer.hpp, that are multiplied as bf16 numbers; 0: of others
+    int group_bits = 0; // 4, 5, 6 or 8: of weights in groups, see integer.hpp, that are multiplied as bf16 numbers; 0: of others
     bool past_caches = false; // whole vectors of the result, which is then aligned to them, go to memory at once
+    bool reads_ahead = false; // hardware does, fast enough for a row or two
 };
 
 struct PackArgs {

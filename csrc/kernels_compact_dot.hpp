@@ -1,12 +1,13 @@
 // Products of compact blocks of bf16 weights; see compact.hpp. Included inside the instruction set's own namespace, where dot
 // products take pairs of bf16. The results are those of plain blocks, bit for bit: the same numbers meet in the same order.
 
-// Asks for a group further on, by level of cache. One or two rows keep up with hardware that reads ahead, and far requests would get
-// in its way.
-template <int R> inline __attribute__((always_inline)) void fetch_compact(const uint8_t* from) {
+// Asks for groups further on, one for each level of cache, or, where hardware reads ahead by itself, not far: that would get in its
+// way.
+inline __attribute__((always_inline)) void fetch_compact(const uint8_t* from, bool reads_ahead) {
+    const int64_t ahead = (reads_ahead ? 5 : 48) * kGroupBytes;
     for (int64_t line = 0; line < kGroupBytes; line += 64) {
-        if constexpr (R > 2) __builtin_prefetch(from + 24 * kGroupBytes + line);
-        __builtin_prefetch(from + (R > 2 ? 64 : 5) * kGroupBytes + line, 0, 2);
+        if (!reads_ahead) __builtin_prefetch(from + 8 * kGroupBytes + line);
+        __builtin_prefetch(from + ahead + line, 0, 2);
     }
 }
 
@@ -44,10 +45,11 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
         }
     };
     const int64_t whole = a.k / 4;
+    const bool reads_ahead = R <= 2 && a.reads_ahead;
     for (int64_t number = 0;; ++number, from += kGroupBytes) {
         // What is rare stays out of this loop, so that sums stay in registers.
         for (const int64_t end = min64(whole, place_of(exception) / kGroupElements); number < end; ++number, from += kGroupBytes) {
-            if constexpr (!kAhead) fetch_compact<R>(from);
+            if constexpr (!kAhead) fetch_compact(from, reads_ahead);
             Vec weights[2][2];
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) unpack_half(from, half, table, weights[half]);

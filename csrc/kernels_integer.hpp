@@ -336,10 +336,11 @@ constexpr IntegerTiles kIntegerTiles;
 // What all tiles pass before any goes on, at most, in bytes of weights: it and the next one stay in the nearest cache. Many tiles
 // pass a larger one, because going on to the next tile costs more than coming back to the weights.
 constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10;
-// Bytes ahead of a tile that is alone. Hardware that reads ahead keeps up with one row, or two where these have more bytes to a
+// Bytes ahead of a tile that is alone. Where hardware reads ahead it keeps up with one row, or two that take more bytes for a
 // product, and far requests would get in its way.
-constexpr int64_t kDenseAhead = 1 << 10, kRowsAhead = 6 << 10;
-inline int64_t ahead_of(const IntegerLinearArgs& a) { return a.rows == 1 || (a.rows == 2 && a.bits > 4) ? kDenseAhead : kRowsAhead; }
+inline int64_t ahead_of(const IntegerLinearArgs& a) {
+    return a.reads_ahead && (a.rows == 1 || (a.rows == 2 && a.bits > 4)) ? 1 << 10 : 6 << 10;
+}
 constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 
 // What of a piece is still to be fetched.
