@@ -6,10 +6,11 @@ Two doors: ``load`` for whoever computes, ``open_frontend`` for whoever only nee
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.backends.base import Backend, BatchCapacity, KVCache, KVCacheSpec
+from octavo.build_memory import check_weights_fit, resolve_num_blocks
 from octavo.config import ConfigError, EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
 from octavo.engine.grammar import GrammarSource
@@ -29,9 +30,6 @@ from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.hub import resolve_model
 from octavo.worker.isolation import Isolate, Probe
 from octavo.worker.model_runner import ModelRunner
-
-CPU_MEMORY_FRACTION = 0.4
-"""Default share of a CPU's memory: the machine stays usable."""
 
 Progress = Callable[[str, float], None]
 
@@ -147,6 +145,17 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
         weight_format = resolve_weight_format(config, checkpoint.kind)
         backend = around(make_backend(config, dtype))
         memory_before = backend.available_memory()
+        spec = kv_cache_spec(config, checkpoint.config, dtype)
+        check_weights_fit(
+            config,
+            checkpoint.config,
+            spec,
+            weight_format=weight_format,
+            dtype=dtype,
+            stored_bytes=checkpoint.path.stat().st_size if checkpoint.config.integer_types else None,
+            max_model_len=max_model_len,
+            memory=memory_before,
+        )
     with watch.phase("load weights"):
         model = load_model(
             checkpoint.config,
@@ -159,7 +168,6 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
         )
     with watch.phase("allocate kv cache"):
         weight_bytes = max(0, memory_before - backend.available_memory())
-        spec = kv_cache_spec(config, checkpoint.config, dtype)
         num_blocks = resolve_num_blocks(
             config, spec, max_model_len=max_model_len, memory=memory_before, weight_bytes=weight_bytes
         )
@@ -427,62 +435,4 @@ def kv_cache_spec(config: EngineConfig, model: ModelConfig, dtype: str) -> KVCac
         head_dim=model.head_dim,
         block_size=config.block_size,
         dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
-    )
-
-
-def resolve_num_blocks(config: EngineConfig, spec: KVCacheSpec, *, max_model_len: int, memory: int, weight_bytes: int) -> int:
-    """Device blocks: what was asked for, or what the memory share leaves beside the weights, and never more than is useful.
-
-    ``memory`` is what this process could use before it loaded ``weight_bytes`` of weights.
-
-    Raises:
-        ConfigError: one sequence of ``max_model_len`` would not fit; the message names commands that would work.
-    """
-    fraction = CPU_MEMORY_FRACTION if config.gpu_memory_utilization is None else config.gpu_memory_utilization
-    per_sequence = -(-max_model_len // config.block_size)
-    if config.num_gpu_blocks_override is not None:
-        num_blocks = config.num_gpu_blocks_override
-    elif config.kv_cache_memory_bytes is not None:
-        num_blocks = config.kv_cache_memory_bytes // spec.bytes_per_block
-    else:
-        useful = (config.max_num_seqs + len(config.pin_prefix)) * per_sequence
-        num_blocks = min(useful, max(0, int(memory * fraction) - weight_bytes) // spec.bytes_per_block)
-    if num_blocks < per_sequence:
-        raise ConfigError(_pool_too_small(config, spec, num_blocks, max_model_len, memory, weight_bytes))
-    return num_blocks
-
-
-def _fits_as(dtype: str, config: EngineConfig, spec: KVCacheSpec, num_blocks: int, max_model_len: int) -> bool:
-    """Whether a pool of the same bytes would do with keys and values in ``dtype``."""
-    if config.num_gpu_blocks_override is not None:
-        return False
-    needed = -(-max_model_len // config.block_size) * replace(spec, dtype=dtype).bytes_per_block
-    return needed <= num_blocks * spec.bytes_per_block
-
-
-def _pool_too_small(
-    config: EngineConfig, spec: KVCacheSpec, num_blocks: int, max_model_len: int, memory: int, weight_bytes: int
-) -> str:
-    """One line with the numbers and up to three commands that would work."""
-    needed = -(-max_model_len // config.block_size) * spec.bytes_per_block
-    ways = []
-    if num_blocks > 0:
-        ways.append(f"--max-model-len {num_blocks * config.block_size}")
-    smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(spec.dtype)
-    if smaller and _fits_as(smaller, config, spec, num_blocks, max_model_len):
-        ways.append(f"--kv-cache-dtype {smaller}")
-    enough = (needed + weight_bytes) / memory + 0.01 if memory else 2.0
-    if enough <= 1.0:
-        ways += [f"--gpu-memory-utilization {enough:.2f}", f"--kv-cache-memory-bytes {needed}"]
-    left = int((memory - weight_bytes) * 0.9) // spec.bytes_per_block
-    if not ways and left > 0:
-        ways.append(f"--max-model-len {left * config.block_size} --kv-cache-memory-bytes {left * spec.bytes_per_block}")
-    if not ways:
-        mib = 2**20
-        return f"the weights take {weight_bytes / mib:.0f} of the {memory / mib:.0f} MiB there are to use: no room is left"
-    commands = ", or ".join(f"`octavo serve {config.model} {way}`" for way in ways[:3])
-    return (
-        f"one sequence of {max_model_len} tokens needs {needed / 2**20:.0f} MiB of KV cache, but the pool has "
-        f"{num_blocks * spec.bytes_per_block / 2**20:.0f} MiB ({num_blocks} blocks of {config.block_size} tokens). "
-        f"These would work: {commands}"
     )

@@ -28,7 +28,9 @@ ALLOWED: dict[str, set[str]] = {
     "weights": {"quant"},
     "quant": set(),
     "backends": {"quant", "_native"},
+    "build_memory": {"models", "layers", "backends.base"},
     "build": {
+        "build_memory",
         "engine",
         "executor",
         "memory",

@@ -1,16 +1,23 @@
 """Choices that the composition root makes: dtypes, context, and how many blocks."""
 
+import math
 import re
+import shlex
 from typing import Any
 
+import msgspec
 import pytest
 
-from octavo import build
+from octavo import build, build_memory
 from octavo.backends.base import KVCacheSpec
+from octavo.backends.reference.backend import ReferenceBackend
+from octavo.commands import flags, serve
 from octavo.config import ConfigError, EngineConfig, ModelConfig
 from octavo.memory.contiguous import RESERVATIONS, ContiguousKVManager
 from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.models import load_model, matrix_sizes
+from octavo.weights.source import DummySource
 
 GIB = 2**30
 MODEL = ModelConfig(
@@ -30,18 +37,108 @@ def resolve(*, memory: int = 16 * GIB, weights: int = GIB, **changes: Any) -> tu
     config = EngineConfig(model="m", **changes)
     spec = build.kv_cache_spec(config, MODEL, build.resolve_dtype(config, MODEL))
     length = build.resolve_max_model_len(config, MODEL)
-    return build.resolve_num_blocks(config, spec, max_model_len=length, memory=memory, weight_bytes=weights), spec
+    return build_memory.resolve_num_blocks(config, spec, max_model_len=length, memory=memory, weight_bytes=weights), spec
 
 
 def commands_in(message: str) -> list[dict[str, Any]]:
-    """The flags of each command that an error message proposes, as configuration."""
+    """What each command that an error message proposes asks for, as the command itself would read it."""
     found = []
-    for command in re.findall(r"`octavo serve m ([^`]*)`", message):
-        words = command.split()
-        pairs = zip(words[::2], words[1::2], strict=True)
-        values = {flag.removeprefix("--").replace("-", "_"): value for flag, value in pairs}
-        found.append({k: v if k.endswith("dtype") else float(v) if "." in v else int(v) for k, v in values.items()})
+    for command in re.findall(r"`octavo serve ([^`]*)`", message):
+        config = flags.configure(EngineConfig, serve.parser().parse_args(shlex.split(command)), {})
+        assert config.model == "m"
+        found.append({name: value for name, value in msgspec.structs.asdict(config).items() if name != "model"})
     return found
+
+
+LARGE = msgspec.structs.replace(
+    MODEL,
+    vocab_size=128_000,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+)
+STORED = int(4.9 * GIB)
+
+
+def fit(*, memory: int, stored: bool, model: ModelConfig = LARGE, **changes: Any) -> None:
+    """Whether a model of eight billion weights can be loaded, and whether there is a pool beside them."""
+    config = EngineConfig(model="m", **changes)
+    dtype, length = build.resolve_dtype(config, model), build.resolve_max_model_len(config, model)
+    spec = build.kv_cache_spec(config, model, dtype)
+    weight_format = build.resolve_weight_format(config, "gguf" if stored else "safetensors")
+    build_memory.check_weights_fit(
+        config,
+        model,
+        spec,
+        weight_format=weight_format,
+        dtype=dtype,
+        stored_bytes=STORED if stored else None,
+        max_model_len=length,
+        memory=memory,
+    )
+    weights = {"stored": STORED, "int4": int(5.3 * GIB), "int8": int(8.0 * GIB)}.get(config.quantization, 0)
+    build_memory.resolve_num_blocks(config, spec, max_model_len=length, memory=memory, weight_bytes=weights)
+
+
+@pytest.mark.parametrize(
+    ("memory", "stored", "changes", "proposed"),
+    [
+        (11, True, {}, ["stored", "int8", "int4"]),
+        (8, True, {}, ["stored", "int4"]),
+        (6, True, {}, ["stored", "int4"]),
+        (5, True, {}, []),
+        (10, False, {}, ["int8", "int4"]),
+        (7, False, {"quantization": "int8"}, ["int4"]),
+        (14, False, {"dtype": "float32"}, ["none", "int8", "int4"]),
+        (12, True, {"dtype": "float32", "quantization": "stored", "quantized_activations": False}, ["stored"]),
+    ],
+)
+def test_weights_that_do_not_fit_are_told_before_they_are_loaded(
+    memory: int, stored: bool, changes: dict[str, Any], proposed: list[str]
+) -> None:
+    with pytest.raises(ConfigError, match=f"at least .* GiB .* there are {memory}.0 GiB of memory to use") as caught:
+        fit(memory=memory * GIB, stored=stored, **changes)
+    commands = commands_in(str(caught.value))
+    assert [command["quantization"] for command in commands] == proposed and "\n" not in str(caught.value)
+    for command in commands:
+        fit(memory=memory * GIB, stored=stored, **command)
+    assert ("take a smaller model" in str(caught.value)) == (not proposed)
+
+
+def test_a_context_is_shortened_where_only_that_makes_room() -> None:
+    model = msgspec.structs.replace(LARGE, max_position_embeddings=131_072)
+    with pytest.raises(ConfigError) as caught:
+        fit(memory=8 * GIB, stored=True, model=model)
+    commands = commands_in(str(caught.value))
+    assert [command["quantization"] for command in commands] == ["stored", "int4"]
+    for command in commands:
+        assert 8_000 < command["max_model_len"] < 25_000
+        fit(memory=8 * GIB, stored=True, model=model, **command)
+
+
+@pytest.mark.parametrize(("memory", "changes"), [(40, {}), (9, {"quantization": "stored", "gpu_memory_utilization": 0.7})])
+def test_weights_that_fit_are_loaded(memory: int, changes: dict[str, Any]) -> None:
+    fit(memory=memory * GIB, stored=True, **changes)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_has_as_many_numbers_as_it_loads(tied: bool) -> None:
+    class Counting(DummySource):
+        layers = vocabulary = 0
+
+        def check(self, name: str, shape: tuple[int, ...]) -> None:
+            if name.startswith("model.layers."):
+                self.layers += math.prod(shape)
+            else:
+                self.vocabulary += math.prod(shape)
+
+    model = msgspec.structs.replace(MODEL, tie_word_embeddings=tied, head_dim=24)
+    source = Counting()
+    load_model(model, source, ReferenceBackend(), max_model_len=64)
+    assert matrix_sizes(model) == (source.layers, source.vocabulary)
 
 
 def test_a_share_of_memory_beside_the_weights_and_never_more_than_is_useful() -> None:
@@ -71,7 +168,7 @@ def test_a_pool_that_is_too_small_is_told_with_commands_that_work(changes: dict[
         resolve(**changes)
     commands = commands_in(str(caught.value))
     assert commands and "\n" not in str(caught.value)
-    machine = {name: changes[name] for name in ("memory", "weights", "dtype") if name in changes}
+    machine = {name: changes[name] for name in ("memory", "weights") if name in changes}
     for command in commands:
         assert resolve(**machine, **command)[0] > 0
 

@@ -193,7 +193,10 @@ def test_what_can_never_fit_is_refused_with_the_numbers(smollm2_path: Path) -> N
     ("changes", "message"),
     [
         ({"max_model_len": 100_000}, "--max-model-len"),
-        ({"num_gpu_blocks_override": 3, "max_model_len": 512}, "These would work: `octavo serve smollm2 --max-model-len 48`"),
+        (
+            {"num_gpu_blocks_override": 3, "max_model_len": 512},
+            "These would work: `octavo serve smollm2 --max-model-len 48 --num-gpu-blocks-override 3`",
+        ),
         ({"dtype": "half"}, "--dtype bfloat16"),
         ({"max_num_batched_tokens": 8}, "--max-num-batched-tokens"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 128}, "--max-model-len"),

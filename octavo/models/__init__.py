@@ -54,9 +54,20 @@ def load_model(
     Raises ``ConfigError`` for an unknown architecture, for tensors that are missing or of another shape, and for tensors that
     cannot be had in the ``weight_format``.
     """
+    loader = Loader(source, backend, weight_format, quantize)
+    return _family(config)(config, loader, max_model_len=max_model_len, progress=progress or (lambda _: None))
+
+
+def matrix_sizes(config: ModelConfig) -> tuple[int, int]:
+    """How many numbers are in a model's matrices: in those of its layers, and in those of its vocabulary.
+
+    Raises ``ConfigError`` for an unknown architecture.
+    """
+    return _family(config).matrix_sizes(config)
+
+
+def _family(config: ModelConfig) -> type[LlamaModel]:
     if config.architecture not in REGISTRY:
         known = ", ".join(sorted(REGISTRY))
         raise ConfigError(f"architecture {config.architecture!r} is not supported; these are: {known}")
-    family = REGISTRY[config.architecture]
-    loader = Loader(source, backend, weight_format, quantize)
-    return family(config, loader, max_model_len=max_model_len, progress=progress or (lambda _: None))
+    return REGISTRY[config.architecture]

@@ -60,6 +60,14 @@ class LlamaModel:
         )
         progress(1.0)
 
+    @staticmethod
+    def matrix_sizes(config: ModelConfig) -> tuple[int, int]:
+        """See ``models.matrix_sizes``."""
+        heads = 2 * config.num_heads + 2 * config.num_kv_heads
+        layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+        matrices = 1 if config.tie_word_embeddings else 2
+        return config.num_layers * layer, matrices * config.vocab_size * config.hidden_size
+
     def forward(self, batch: Batch, cache: KVCache) -> Array:
         hidden = self._embedding(batch.input_ids)
         for layer in self._layers:

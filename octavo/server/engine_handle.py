@@ -113,6 +113,8 @@ def reap(process: subprocess.Popen[bytes]) -> int:
 def describe(exit_status: int) -> str:
     if exit_status >= 0:
         return f"exit status {exit_status}"
+    if -exit_status == signal.SIGKILL:
+        return "SIGKILL, as when the system runs out of memory"
     try:
         return signal.Signals(-exit_status).name
     except ValueError:

@@ -83,7 +83,7 @@ def test_memory_left_counts_droppable_pages_and_every_parent(tmp_path: Path) -> 
     group(tmp_path, "pod/app", memory__max="10000", memory__current="9000")
     assert memory_left(root=tmp_path) == 1000
     group(tmp_path, "pod/app", memory__stat="anon 3\ninactive_file 2500\nactive_file 900")
-    assert memory_left(root=tmp_path) == 3500
+    assert memory_left(root=tmp_path) == 4400
     group(tmp_path, "pod", memory__max="20000", memory__current="19990")
     assert memory_left(root=tmp_path) == 10
     group(tmp_path, "pod", memory__max="20000", memory__current="20500")

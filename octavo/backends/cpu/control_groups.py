@@ -62,12 +62,13 @@ def memory_left(*, root: Path = ROOT) -> int | None:
         limit, usage = _read(directory / limit_file), _read(directory / usage_file)
         if limit is None or usage is None or limit == "max" or int(limit) >= _UNLIMITED:
             continue
-        left.append(max(0, int(limit) - int(usage) + _inactive_file(directory)))
+        left.append(max(0, int(limit) - int(usage) + _page_cache(directory)))
     return min(left, default=None)
 
 
-def _inactive_file(directory: Path) -> int:
-    """Version 1 also has the total of the group and its children, which its usage counts as well."""
+def _page_cache(directory: Path) -> int:
+    """Bytes of files, such as the model's own, that the system drops when it needs the memory. Version 1 also has the totals of
+    the group and its children, which its usage counts as well."""
     lines = (_read(directory / "memory.stat") or "").splitlines()
     fields = {name: value for name, _, value in (line.partition(" ") for line in lines)}
-    return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
+    return sum(int(fields.get(f"total_{name}", fields.get(name, "0"))) for name in ("inactive_file", "active_file"))
