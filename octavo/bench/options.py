@@ -36,6 +36,20 @@ class LatencyOptions(msgspec.Struct, frozen=True, kw_only=True):
     output_json: Annotated[str | None, Meta(description="write the JSON object to a file")] = None
 
 
+class PerplexityOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``octavo bench perplexity``."""
+
+    file: Annotated[tuple[str, ...], Meta(min_length=1, description="text to foretell, UTF-8; several are joined")]
+    context_len: Annotated[int, Meta(ge=2, description="tokens in a window")] = 512
+    stride: Annotated[
+        Positive | None,
+        Meta(description="from window to window; less than a window: more context for each; default: a window"),
+    ] = None
+    num_tokens: Annotated[Positive | None, Meta(description="of the text, from its beginning; default: all")] = None
+    json: Annotated[bool, Meta(description="print one JSON object")] = False
+    output_json: Annotated[str | None, Meta(description="write the JSON object to a file")] = None
+
+
 class RooflineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of ``octavo bench roofline``."""
 

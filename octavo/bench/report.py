@@ -4,11 +4,14 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from octavo.config import ConfigError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -52,9 +55,14 @@ def emit(result: Any, text: str, *, as_json: bool, output_json: str | None) -> N
     print(json.dumps(msgspec.to_builtins(result)) if as_json else text)
 
 
-def progress(total: int, title: str) -> Iterable[int]:
-    """``range(total)``, with a bar on a terminal."""
+def bar(total: int, title: str) -> "tqdm[int]":
+    """A bar on a terminal that goes to ``total``; nothing elsewhere."""
     from tqdm import tqdm
 
-    bar: Iterable[int] = tqdm(range(total), desc=title, leave=False, disable=None)
-    return bar
+    return tqdm(range(total), desc=title, leave=False, disable=None)
+
+
+def progress(total: int, title: str) -> Iterable[int]:
+    """``range(total)``, with a bar on a terminal."""
+    shown: Iterable[int] = bar(total, title)
+    return shown

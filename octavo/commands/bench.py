@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from octavo.bench.options import LatencyOptions, PaperOptions, RooflineOptions, ThroughputOptions
+from octavo.bench.options import LatencyOptions, PaperOptions, PerplexityOptions, RooflineOptions, ThroughputOptions
 from octavo.bench.serve.options import ServeOptions, SweepOptions
 from octavo.commands import USAGE_ERROR, flags
 from octavo.config import EngineConfig
@@ -39,6 +39,13 @@ MEASUREMENTS = {
         "Compute one batch again and again and say how long it took: the whole, the first token, from token to token.",
         LatencyOptions,
         "octavo.bench.latency",
+        decides=("pin_prefix",),
+    ),
+    "perplexity": Measurement(
+        "how well a model foretells a text, quantized or not",
+        "Compute the perplexity of a text: what a quantization or a dtype costs is the difference from another run.",
+        PerplexityOptions,
+        "octavo.bench.perplexity",
         decides=("pin_prefix",),
     ),
     "serve": Measurement(
