@@ -15,6 +15,7 @@ from octavo.config import ConfigError, EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
 from octavo.engine.grammar import GrammarSource
 from octavo.engine.scheduler import Scheduler
+from octavo.engine.speculation import FEW
 from octavo.executor.local import LocalExecutor
 from octavo.layers.loader import WeightFormat
 from octavo.memory.contiguous import ContiguousKVManager
@@ -261,13 +262,13 @@ def assemble(
 
 
 def _largest_batch(config: EngineConfig, max_model_len: int, vocab_size: int) -> BatchCapacity:
-    drafts = config.spec_tokens if config.spec_method else 0
     tokens = config.max_num_batched_tokens
+    drafts = 0 if config.spec_method == "none" else config.spec_tokens * min(config.max_num_seqs, FEW)
     return BatchCapacity(
         tokens=tokens,
         sequences=config.max_num_seqs,
         blocks=-(-max_model_len // config.block_size),
-        logits_rows=min(tokens, config.max_num_seqs * (1 + drafts)),
+        logits_rows=min(tokens, max(config.max_num_seqs, FEW + drafts)),
         vocab_size=vocab_size,
     )
 

@@ -77,8 +77,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: Annotated[SchedulingPolicy, Meta(description="order of the queue; fair: API keys take turns")] = "fcfs"
     async_scheduling: Annotated[bool, Meta(description="plan the next step while the current one is computed")] = True
     enforce_eager: Annotated[bool, Meta(description="run the model op by op instead of replaying a recording of it")] = False
-    spec_method: Annotated[Literal["ngram"] | None, Meta(description="speculative decoding: drafts by prompt lookup")] = None
-    spec_tokens: Annotated[int, Meta(ge=1, le=16, description="draft tokens a step, with --spec-method")] = 4
+    spec_method: Annotated[
+        Literal["ngram", "none"],
+        Meta(
+            description="tokens guessed and verified beside the next one where few sequences run, outputs as without; "
+            "ngram: by prompt lookup"
+        ),
+    ] = "ngram"
+    spec_tokens: Annotated[int, Meta(ge=1, le=16, description="most of them in a step")] = 8
     max_logprobs: Annotated[int, Meta(ge=0, le=20, description="most log-probabilities a request may ask for")] = 20
     seed: Annotated[int, Meta(description="of requests that bring none, when run offline; of dummy weights")] = 0
     backend: Annotated[Literal["cpu", "reference"], Meta(description="where ops run")] = "cpu"

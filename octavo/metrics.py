@@ -15,7 +15,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ``blocks_*`` count device blocks: used + cached + free = total, where ``cached`` blocks are free to take but keep a prefix,
     and ``shared`` and ``pinned`` (parts of used) have more than one owner or stay for good. ``token_slots_used`` are slots of
     used blocks that hold a token. ``block_references`` are the entries of all block tables, ``blocks_referenced`` the blocks
-    behind them. ``prefix_cache_queries`` and ``prefix_cache_hits`` are in tokens, swaps in blocks.
+    behind them. ``prefix_cache_queries`` and ``prefix_cache_hits`` are in tokens, swaps in blocks; ``drafts`` are verifications
+    of ``draft_tokens`` guessed tokens.
     """
 
     num_running: int = 0
@@ -38,6 +39,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     preemptions: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     swaps_in: int = 0
     swaps_out: int = 0
     copy_on_writes: int = 0

@@ -14,6 +14,7 @@ import pytest
 from octavo import build
 from octavo.backends.base import Backend
 from octavo.config import EngineConfig, KVAllocation, KVCacheDtype, ModelConfig
+from octavo.engine import speculation
 from octavo.engine.engine import Engine
 from octavo.layers.loader import WeightFormat
 from octavo.memory.contiguous import RESERVATIONS
@@ -104,7 +105,8 @@ def beam_requests(prompts: list[list[int]]) -> list[Request]:
 
 
 def engine_with(loaded: LoadedModel, *, num_blocks: int = 400, **changes: Any) -> Engine:
-    settings = {"async_scheduling": False, "enable_prefix_caching": False, "swap_space": 0.25, **changes}
+    plain = {"async_scheduling": False, "enable_prefix_caching": False, "spec_method": "none", "swap_space": 0.25}
+    settings: dict[str, Any] = {**plain, **changes}
     settings["kv_cache_dtype"] = loaded.kv_cache_dtype
     config = EngineConfig(model="smollm2", max_model_len=MAX_MODEL_LEN, **settings)
     spec = build.kv_cache_spec(config, loaded.config, loaded.backend.compute_dtype)
@@ -112,10 +114,10 @@ def engine_with(loaded: LoadedModel, *, num_blocks: int = 400, **changes: Any) -
     return build.assemble(config, loaded.config, loaded.model, loaded.backend, kv, cache, max_model_len=MAX_MODEL_LEN)
 
 
-def run(engine: Engine, todo: list[Request], *, one_by_one: bool = False) -> Outputs:
+def run(engine: Engine, todo: list[Request], *, at_once: int = 1000) -> Outputs:
     outputs: Outputs = {}
-    for group in [[r] for r in todo] if one_by_one else [todo]:
-        for request in group:
+    for start in range(0, len(todo), at_once):
+        for request in todo[start : start + at_once]:
             engine.add(request)
         while engine.has_work:
             for delta in engine.step():
@@ -132,7 +134,7 @@ def run(engine: Engine, todo: list[Request], *, one_by_one: bool = False) -> Out
 @pytest.fixture(scope="module")
 def alone(loaded: LoadedModel) -> Outputs:
     """Op by op; everything below replays a recording unless it says otherwise."""
-    return run(engine_with(loaded, enforce_eager=True), requests(), one_by_one=True)
+    return run(engine_with(loaded, enforce_eager=True), requests(), at_once=1)
 
 
 def assert_same(got: Outputs, expected: Outputs) -> None:
@@ -147,7 +149,7 @@ def test_batched(loaded: LoadedModel, alone: Outputs, overlap: bool) -> None:
 
 
 def test_recorded_alone(loaded: LoadedModel, alone: Outputs) -> None:
-    assert_same(run(engine_with(loaded), requests(), one_by_one=True), alone)
+    assert_same(run(engine_with(loaded), requests(), at_once=1), alone)
 
 
 def test_eager_batched(loaded: LoadedModel, alone: Outputs) -> None:
@@ -199,8 +201,28 @@ def test_contiguous(loaded: LoadedModel, alone: Outputs, kv_allocation: KVAlloca
     assert_same(run(engine, requests()), alone)
 
 
-def test_speculated(loaded: LoadedModel, alone: Outputs) -> None:
-    assert_same(run(engine_with(loaded, spec_method="ngram", spec_tokens=3), requests()), alone)
+def test_speculated(loaded: LoadedModel, alone: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one and in company, also where it would not be thought worth while."""
+    monkeypatch.setattr(speculation.StepCost, "price", 0.02)
+    for at_once, few in ((1, speculation.FEW), (2, speculation.FEW), (1000, 1000)):
+        monkeypatch.setattr(speculation, "FEW", few)
+        engine = engine_with(loaded, spec_method="ngram", spec_tokens=3, async_scheduling=True)
+        assert_same(run(engine, requests(), at_once=at_once), alone)
+        stats = engine.stats()
+        assert stats.accepted_draft_tokens < stats.draft_tokens and stats.drafts > 0
+
+
+def test_speculated_without_logits(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody wants more than the likeliest token it is found within the head, behind each draft, too."""
+    monkeypatch.setattr(speculation.StepCost, "price", 0.02)
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    prompts = [[(5 * j + i) % 300 + 400 for j in range(9)] for i in range(8)]
+    todo = [Request(id=f"r{i}", prompt_token_ids=ids, params=params, seed=0, arrival_time=0.0) for i, ids in enumerate(prompts)]
+    expected = run(engine_with(loaded), todo)
+    for at_once in (1, 3, 8):
+        engine = engine_with(loaded, spec_method="ngram", async_scheduling=at_once == 3)
+        assert_same(run(engine, todo, at_once=at_once), expected)
+        assert at_once == 8 or engine.stats().accepted_draft_tokens > 30
 
 
 def test_another_number_of_threads(loaded: LoadedModel, alone: Outputs, smollm2_path: Path) -> None:

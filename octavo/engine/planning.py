@@ -12,6 +12,7 @@ from octavo.engine import decoding
 from octavo.engine.counters import Counters
 from octavo.engine.decoding import Planned
 from octavo.engine.sequence import Sequence, SequenceGroup
+from octavo.engine.speculation import Speculation
 from octavo.engine.step_budget import StepBudget
 from octavo.memory.interface import KVManager
 from octavo.step import PENDING, ScheduledSequence
@@ -37,12 +38,14 @@ class Planner:
         kv: KVManager,
         counters: Counters,
         *,
+        speculation: Speculation,
         splits_prompts: bool,
         seq_ids: Iterator[int],
         clock: Callable[[], float],
     ) -> None:
         self._kv = kv
         self._counters = counters
+        self._speculation = speculation
         self._splits_prompts = splits_prompts
         self._seq_ids = seq_ids
         self._clock = clock
@@ -108,9 +111,11 @@ class Planner:
                 targets = [seq]
         step.planned.append(Planned(group, seq, end, targets, known, num_drafts))
         step.scheduled.append(self._scheduled(group, seq, start, tokens, num_drafts, targets))
-        if targets and group.plans_ahead:
-            for target in targets:
-                target.token_ids.append(PENDING)
+        if targets and not num_drafts:
+            seq.drafts = []  # for which there was no room; behind the next token they would be out of place
+            if not group.params.needs_host and not self._speculation.is_on:
+                for target in targets:
+                    target.token_ids.append(PENDING)
         group.num_in_flight += 1
         if not group.timings.first_scheduled:
             group.timings.first_scheduled = self._clock()

@@ -6,20 +6,21 @@ dropped.
 
 from collections.abc import Iterator
 
-from octavo.engine import decoding, ngram
+from octavo.engine import decoding
 from octavo.engine.counters import Counters
 from octavo.engine.decoding import Planned
 from octavo.engine.deltas import beam_deltas, deltas_of, error_deltas, open_branches, request_metrics
 from octavo.engine.residence import Residence
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup
+from octavo.engine.speculation import Speculation
 from octavo.engine.stopping import ends_with_grammar, finish_reason
 from octavo.memory.interface import KVManager
 from octavo.outputs import FinishReason, TokenDelta
-from octavo.step import Candidates, ModelOutput, TokenLogprobs
+from octavo.step import PENDING, Candidates, ModelOutput, TokenLogprobs
 
 
 class Results:
-    """``take()`` has the results of one step. ``max_drafts``: guesses after each token that is known, 0 for none."""
+    """``take()`` has the results of one step."""
 
     def __init__(
         self,
@@ -28,14 +29,14 @@ class Results:
         counters: Counters,
         *,
         eos_token_ids: frozenset[int],
-        max_drafts: int,
+        speculation: Speculation,
         seq_ids: Iterator[int],
     ) -> None:
         self._kv = kv
         self._residence = residence
         self._counters = counters
         self._eos_token_ids = eos_token_ids
-        self._max_drafts = max_drafts
+        self._speculation = speculation
         self._seq_ids = seq_ids
 
     def take(self, planned: list[Planned], output: ModelOutput, now: float) -> list[TokenDelta]:
@@ -78,8 +79,8 @@ class Results:
                 self._deliver(entry.group, seq, [token], entry.position, logprobs[i : i + 1] if logprobs else None, now, deltas)
                 if not seq.finished and ends_with_grammar(entry.group, seq, token, self._eos_token_ids):
                     self._deliver(entry.group, seq, [], entry.position + 1, None, now, deltas, reason="stop")
-                if not seq.finished and not entry.group.plans_ahead:
-                    self._propose(entry.group, seq)
+                if not seq.finished and seq.token_ids[-1] != PENDING:
+                    self._speculation.propose(entry.group, seq)
 
     def _commit_candidates(self, entry: Planned, found: Candidates | None, now: float, deltas: list[TokenDelta]) -> None:
         group, seq, search = entry.group, entry.seq, entry.group.search
@@ -102,16 +103,15 @@ class Results:
         seq = entry.seq
         if seq.finished:
             return
+        seq.guesses.verified(entry.num_drafts, len(tokens) - 1)
+        self._counters.drafts += 1
+        self._counters.draft_tokens += entry.num_drafts
+        self._counters.accepted_draft_tokens += len(tokens) - 1
         decoding.place_verified(seq, tokens)
         self._kv.publish(seq, seq.num_computed)
         self._deliver(entry.group, seq, tokens, entry.position, logprobs, now, deltas)
         if not seq.finished:
-            self._propose(entry.group, seq)
-
-    def _propose(self, group: SequenceGroup, seq: Sequence) -> None:
-        if self._max_drafts and not group.params.needs_host:
-            room = group.max_tokens_total - len(seq.token_ids) - 1
-            seq.drafts = ngram.propose(seq.token_ids, min(self._max_drafts, room))
+            self._speculation.propose(entry.group, seq)
 
     def _deliver(
         self,

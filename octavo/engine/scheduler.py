@@ -23,6 +23,7 @@ from octavo.engine.repetition import RepetitionWatch
 from octavo.engine.residence import Residence
 from octavo.engine.results import Results
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup, branch_seed
+from octavo.engine.speculation import FEW, Speculation, StepCost
 from octavo.engine.step_budget import StepBudget
 from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVUsage
@@ -65,15 +66,21 @@ class Scheduler:
         self._planned: dict[int, list[Planned]] = {}
         self._residence = Residence(config, kv, self.counters)
         self._groups = self._residence.groups
+        self._speculation = Speculation(0 if config.spec_method == "none" else config.spec_tokens, StepCost())
         self._planner = Planner(
-            kv, self.counters, splits_prompts=config.enable_chunked_prefill, seq_ids=self._seq_ids, clock=clock
+            kv,
+            self.counters,
+            speculation=self._speculation,
+            splits_prompts=config.enable_chunked_prefill,
+            seq_ids=self._seq_ids,
+            clock=clock,
         )
         self._results = Results(
             kv,
             self._residence,
             self.counters,
             eos_token_ids=self._eos_token_ids,
-            max_drafts=config.spec_tokens if config.spec_method is not None else 0,
+            speculation=self._speculation,
             seq_ids=self._seq_ids,
         )
 
@@ -104,7 +111,6 @@ class Scheduler:
             num_branches=params.num_outputs,
             num_sequences=num_sequences,
             max_tokens_total=limit,
-            plans_ahead=not params.needs_host and self._config.spec_method is None,
             search=decoding.begin_search(params, self._eos_token_ids, limit - prompt_len),
         )
         first = Sequence(
@@ -164,6 +170,9 @@ class Scheduler:
         """The next step, or None when nothing can be computed before a result arrives or a grammar is compiled."""
         self._take_compiled()
         running = self._residence.running
+        self._speculation.num_running = sum(group.width for group in running)
+        if self._planned and self._most_are_awaited(running):
+            return None
         self._masks.compute([(seq.seq_id, seq.grammar) for seq in self._residence.running_sequences])
         admits = self._batching.admits(idle=not running)
         rows = self._residence.num_free_rows if admits and self._residence.next else 0
@@ -172,6 +181,7 @@ class Scheduler:
             self._schedule_others(step, rows)
             num_tokens = sum(len(seq.token_ids) for seq in step.scheduled)
             self._batching.planned(is_full=num_tokens >= self._config.max_num_batched_tokens)
+            self._speculation.num_running = sum(group.width for group in running)
         if not step.scheduled and not self.kv.has_copies and not self._batching.has_due:
             return None
         plan = SchedulerOutput(
@@ -182,6 +192,13 @@ class Scheduler:
         )
         self._planned[plan.step_id] = step.planned
         return plan
+
+    def _most_are_awaited(self, running: list[SequenceGroup]) -> bool:
+        """Whether few sequences run, and most of them can only go on when the steps in flight are done. Then the others wait
+        for them: two steps for halves of the batch would read the weights twice, and the halves would stay apart."""
+        num_running = self._speculation.num_running
+        awaited = sum(group.width for group in running if group.num_in_flight and not group.has_work)
+        return num_running <= FEW and 2 * awaited > num_running
 
     def await_grammar(self, seconds: float) -> bool:
         """Sleep until a grammar is compiled, at most that long. False if no sequence waits for a grammar or its mask."""
@@ -269,6 +286,7 @@ class Scheduler:
         """Take the results of the oldest plan in flight; returns what is new for clients. Late results of finished
         sequences are dropped."""
         self._residence.swap_cost.observe(plan, output)
+        self._speculation.observe(plan, output)
         self.counters.steps += 1
         now = self._clock()
         deltas = self._results.take(self._planned.pop(plan.step_id), output, now)
@@ -314,6 +332,9 @@ class Scheduler:
             prefix_cache_queries=counted.prefix_cache_queries,
             prefix_cache_hits=counted.prefix_cache_hits,
             preemptions=counted.preemptions,
+            drafts=counted.drafts,
+            draft_tokens=counted.draft_tokens,
+            accepted_draft_tokens=counted.accepted_draft_tokens,
             swaps_in=kv.counters.swap_in,
             swaps_out=kv.counters.swap_out,
             copy_on_writes=kv.counters.copy_on_write,

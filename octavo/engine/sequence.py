@@ -39,6 +39,29 @@ def branch_seed(seed: int, branch: int) -> int:
 
 
 @dataclass(eq=False, slots=True)
+class Guesses:
+    """How often drafts of a sequence were right, the latest ones counting most."""
+
+    right: float = 2.0
+    tried: float = 4.0
+
+    @property
+    def chance(self) -> float:
+        """Of a draft behind what is right."""
+        return self.right / self.tried
+
+    def verified(self, num_drafts: int, num_right: int) -> None:
+        """Drafts behind the first wrong one say nothing."""
+        self.right = self.right * 0.8 + num_right
+        self.tried = self.tried * 0.8 + min(num_right + 1, num_drafts)
+
+    def forget(self) -> None:
+        """A token came without drafts: what was, counts a little less, so that guessing is tried again some time."""
+        self.right += 0.05 * (2.0 - self.right)
+        self.tried += 0.05 * (4.0 - self.tried)
+
+
+@dataclass(eq=False, slots=True)
 class Sequence:
     """One branch. ``token_ids`` ends in placeholders (``step.PENDING``) while draws are in flight.
 
@@ -60,6 +83,7 @@ class Sequence:
     reforks: bool = False
     num_computed: int = 0
     drafts: list[int] = field(default_factory=list)
+    guesses: Guesses = field(default_factory=Guesses)
     cumulative_logprob: float | None = None
     grammar: Grammar | None = None
     repetition: RepetitionWatch | None = None
@@ -105,7 +129,6 @@ class SequenceGroup:
     num_branches: int
     num_sequences: int
     max_tokens_total: int
-    plans_ahead: bool
     turn: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     status: GroupStatus = GroupStatus.WAITING
@@ -132,6 +155,11 @@ class SequenceGroup:
     @property
     def live(self) -> list[Sequence]:
         return [seq for seq in self.sequences if not seq.finished]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there are tokens, or places of tokens, that are not computed."""
+        return any(seq.num_computed < len(seq.token_ids) for seq in self.sequences if not seq.finished)
 
     @property
     def width(self) -> int:

@@ -101,6 +101,13 @@ class _Snapshot:
             (("octavo_prefix_cache_queries", "vllm:prefix_cache_queries"), "Tokens looked up.", stats.prefix_cache_queries),
             (("octavo_prefix_cache_hits", "vllm:prefix_cache_hits"), "Tokens found.", stats.prefix_cache_hits),
             (("octavo_preemptions", "vllm:num_preemptions"), "Groups preempted.", stats.preemptions),
+            (("octavo_drafts", "vllm:spec_decode_num_drafts"), "Guesses verified, of one token or several.", stats.drafts),
+            (("octavo_draft_tokens", "vllm:spec_decode_num_draft_tokens"), "Tokens guessed.", stats.draft_tokens),
+            (
+                ("octavo_accepted_draft_tokens", "vllm:spec_decode_num_accepted_tokens"),
+                "Tokens guessed and found right.",
+                stats.accepted_draft_tokens,
+            ),
             (("octavo_copy_on_writes",), "Shared blocks copied before a write.", stats.copy_on_writes),
             (("octavo_request_blocks_allocated",), "Blocks handed out to ended requests.", metrics.blocks_allocated),
             (("octavo_request_blocks_shared",), "Blocks that ended requests shared.", metrics.blocks_shared),

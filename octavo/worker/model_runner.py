@@ -5,6 +5,7 @@ knowing it. Remembers nothing else; plans arrive in order, on one thread.
 """
 
 import time
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -95,7 +96,7 @@ class ModelRunner:
         batch = Batch(**tensors, logits_rows=self._backend.tensor(rows))
         greedy = all(map(_wants_argmax, plan.sequences))
         if greedy:
-            batch.allowed = self._sampler.allowed([seq.token_mask for seq in plan.sequences if seq.sample_rows])
+            batch.allowed = self._sampler.allowed(_masks(plan))
         graph = self._greedy_graph if greedy else self._graph
         if graph and self._capacity and self._capacity.admits(batch):
             hidden, last = graph.replay(batch)
@@ -175,9 +176,13 @@ class ModelRunner:
         best: list[int] = self._backend.to_host(found).tolist()
         tokens: list[list[int]] = []
         for seq, first in zip(plan.sequences, first_rows, strict=True):
-            tokens.append([best[first]] * len(seq.sample_rows) if seq.sample_rows else [])
+            mine = best[first : first + 1] * len(seq.sample_rows)
+            if seq.num_drafts:
+                mine = best[first : first + seq.num_drafts + 1]
+                mine = mine[: num_accepted(_drafts(seq), mine)]
             for row in seq.sample_rows:
-                self._last_token[row] = max(best[first], 0)
+                self._last_token[row] = max(mine[-1], 0)
+            tokens.append(mine)
         return tokens
 
     def _prompt_logprobs(
@@ -201,7 +206,12 @@ def _wants_argmax(seq: ScheduledSequence) -> bool:
     if not seq.sample_rows:
         return True
     plain = seq.params is not None and seq.params.plain_greedy
-    return plain and seq.num_logprobs is None and not seq.num_drafts and not seq.num_candidates
+    return plain and seq.num_logprobs is None and not seq.num_candidates
+
+
+def _masks(plan: SchedulerOutput) -> list[Any]:
+    """Of each row that is sampled. Where there is a mask there is one row, as a draft would need one of its own."""
+    return [seq.token_mask for seq in plan.sequences if seq.sample_rows for _ in range(1 + seq.num_drafts)]
 
 
 def _draws(seq: ScheduledSequence, first: int) -> list[SampleRow]:

@@ -119,7 +119,7 @@ def test_what_cannot_be_measured(tiny: str, flags: list[str], words: str, capsys
 def test_a_batch_that_memory_does_not_hold(
     tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("octavo.backends.cpu.backend.CpuBackend.available_memory", lambda self: 100_000)
+    monkeypatch.setattr("octavo.backends.cpu.backend.CpuBackend.available_memory", lambda self: 1_000_000)
     assert cli.main(["bench", "roofline", tiny, "--batch-size", "64", "--context-len", "100"]) == 64
     assert "GiB of KV cache" in capsys.readouterr().err
 

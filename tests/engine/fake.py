@@ -245,7 +245,7 @@ class Scenario:
             preemption_mode=rng.choice(["auto", "recompute", "swap"]),
             scheduling_policy=rng.choice(["fcfs", "fair", "priority"]),
             enable_prefix_caching=rng.random() < 0.6,
-            spec_method="ngram" if self.speculates else None,
+            spec_method="ngram" if self.speculates else "none",
             kv_allocation=self.kv_allocation,
         )
         self.kv = self.manager(config, num_blocks=1 << 10, num_host_blocks=0)

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 POOL, MANAGER = "memory/block_pool.py", "memory/kv_cache_manager.py"
+SPECULATION = "engine/speculation.py"
 SCHEDULER, DECODING, FAKE = "engine/scheduler.py", "engine/decoding.py", "tests/engine/fake.py"
 RESIDENCE, PLANNING, RESULTS = "engine/residence.py", "engine/planning.py", "engine/results.py"
 CONTIGUOUS, BUDDY, BATCHING = "memory/contiguous.py", "memory/buddy.py", "engine/batching.py"
@@ -139,15 +140,15 @@ BUGS = [
     Bug("ends that are looked for among all candidates", BEAM, "elif place < self.params.width:", "else:"),
     Bug(
         "beams that plan ahead",
-        SCHEDULER,
-        "not params.needs_host and",
-        "not (params.needs_history or params.structured_outputs) and",
+        PLANNING,
+        "not group.params.needs_host and",
+        "not (group.params.needs_history or group.params.structured_outputs) and",
     ),
     Bug(
         "grammars that plan ahead",
-        SCHEDULER,
-        "not params.needs_host and",
-        "not (params.needs_history or params.beam) and",
+        PLANNING,
+        "not group.params.needs_host and",
+        "not (group.params.needs_history or group.params.beam) and",
     ),
     Bug("branches that share a grammar", DECODING, "grammar=parent.grammar.fork() if", "grammar=parent.grammar if"),
     Bug(
@@ -157,7 +158,7 @@ BUGS = [
         "if False:\n                continue",
     ),
     Bug("a complete text that goes on", STOPPING, "return not _may_end(", "return False and not _may_end("),
-    Bug("drafts for a grammar", RESULTS, "not group.params.needs_host:", "not group.params.needs_history:"),
+    Bug("drafts for a grammar", SPECULATION, "not group.params.needs_host:", "not group.params.needs_history:"),
     Bug("a demand that forgets copy-on-write", MANAGER, "return total + sum(", "return total + 0 * sum("),
     Bug(
         "a fork that copies before its source is computed",

@@ -22,7 +22,8 @@ def slow_cost(work: StepWork) -> StepTimings:
 
 
 def engine(*, num_blocks: int = 64, num_host_blocks: int = 0, **changes: object) -> Simulated:
-    fields = {"model": "m", "block_size": 4, "max_num_seqs": 16, "max_num_batched_tokens": 64, **changes}
+    sizes = {"block_size": 4, "max_num_seqs": 16, "max_num_batched_tokens": 64}
+    fields = {"model": "m", "spec_method": "none", **sizes, **changes}
     config = EngineConfig(**fields)  # type: ignore[arg-type]
     return simulate(
         config, slow_cost, num_blocks=num_blocks, max_model_len=80, vocab_size=VOCABULARY, num_host_blocks=num_host_blocks

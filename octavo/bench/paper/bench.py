@@ -142,6 +142,7 @@ class Bench:
             num_gpu_blocks_override=serve.kv_slots // serve.block_size,
             enable_prefix_caching=serve.pinned,
             preemption_mode=serve.preemption_mode,
+            spec_method="none",
         )
 
     def parts(self, *, max_model_len: int) -> Parts:

@@ -49,7 +49,7 @@ def settle(config: EngineConfig, options: RooflineOptions) -> EngineConfig:
             shape.batch_size * (-(-length // config.block_size) + 1) for shape, length in longest.items()
         ),
         swap_space=0.0,
-        spec_method=None,
+        spec_method="none",
     )
 
 
