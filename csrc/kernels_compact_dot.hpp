@@ -1,12 +1,15 @@
 // Products of compact blocks of bf16 weights; see compact.hpp. Included inside the instruction set's own namespace, where dot
 // products take pairs of bf16. The results are those of plain blocks, bit for bit: the same numbers meet in the same order.
 
+// In groups, for the first and the second level of cache, and for the second where hardware reads ahead by itself.
+constexpr int64_t kFirstLevelAhead = 8, kSecondLevelAhead = 48, kBesideHardwareAhead = 5;
+
 // Asks for groups further on, one for each level of cache, or, where hardware reads ahead by itself, not far: that would get in its
 // way.
 inline __attribute__((always_inline)) void fetch_compact(const uint8_t* from, bool reads_ahead) {
-    const int64_t ahead = (reads_ahead ? 5 : 48) * kGroupBytes;
+    const int64_t ahead = (reads_ahead ? kBesideHardwareAhead : kSecondLevelAhead) * kGroupBytes;
     for (int64_t line = 0; line < kGroupBytes; line += 64) {
-        if (!reads_ahead) __builtin_prefetch(from + 8 * kGroupBytes + line);
+        if (!reads_ahead) __builtin_prefetch(from + kFirstLevelAhead * kGroupBytes + line);
         __builtin_prefetch(from + ahead + line, 0, 2);
     }
 }

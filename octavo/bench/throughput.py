@@ -14,7 +14,8 @@ from octavo.config import EngineConfig
 
 class ThroughputResult(msgspec.Struct, frozen=True, kw_only=True):
     """Rates are of the median run. ``spread``: between the slowest and the fastest run, as a part of the median.
-    ``token_slots_used_fraction``: of the slots of blocks in use at the peak, those that held a token."""
+    ``token_slots_used_fraction``: of the slots of blocks in use at the peak, those that held a token. Draft tokens are of all
+    runs: guessed ones, and those of them that were right."""
 
     output_tokens_per_s: float
     total_tokens_per_s: float
@@ -30,6 +31,8 @@ class ThroughputResult(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks_total: int
     token_slots_used_fraction: float
     preemptions: int
+    draft_tokens: int
+    accepted_draft_tokens: int
 
 
 def measure(loaded: Loaded, options: ThroughputOptions, *, run: int) -> tuple[float, int, float]:
@@ -82,6 +85,8 @@ def run(config: EngineConfig, options: ThroughputOptions) -> ThroughputResult:
         kv_blocks_total=stats.blocks_total,
         token_slots_used_fraction=round(fraction, 4),
         preemptions=stats.preemptions,
+        draft_tokens=stats.draft_tokens,
+        accepted_draft_tokens=stats.accepted_draft_tokens,
     )
 
 
@@ -94,8 +99,16 @@ def text(result: ThroughputResult) -> str:
         f"Total num output tokens:  {result.num_prompts * result.n * result.output_len}\n"
         f"Median of {len(result.seconds_all)} runs: {result.seconds:.3f} s, spread {result.spread:.1%}\n"
         f"KV blocks at the peak: {result.kv_blocks_peak} of {result.kv_blocks_total}, "
-        f"{result.token_slots_used_fraction:.1%} of their slots hold tokens"
+        f"{result.token_slots_used_fraction:.1%} of their slots hold tokens" + _guesses(result)
     )
+
+
+def _guesses(result: ThroughputResult) -> str:
+    """What a text that repeats itself owes to it."""
+    if not result.draft_tokens:
+        return ""
+    right = f"{result.accepted_draft_tokens} of {result.draft_tokens}"
+    return f"\nTokens guessed in all runs: {right} were right (--spec-method none: no guesses)"
 
 
 def main(config: EngineConfig, options: ThroughputOptions) -> None:

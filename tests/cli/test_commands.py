@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,16 @@ def test_bench_prints_its_numbers(model: str, tmp_path: Path, capsys: pytest.Cap
     assert cli.main(["bench", "throughput", "--model", model, *flags]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Throughput: ") and "Median of 2 runs: " in out and ", spread " in out
+
+
+def test_bench_says_what_is_owed_to_guesses(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tiny model soon repeats itself."""
+    flags = ["--num-prompts", "1", "--input-len", "8", "--output-len", "100", "--repeat", "1", "--swap-space", "0"]
+    assert cli.main(["bench", "throughput", "--model", model, *flags]) == 0
+    found = re.search(r"Tokens guessed in all runs: (\d+) of (\d+) were right", capsys.readouterr().out)
+    assert found is not None and 0 < int(found[1]) <= int(found[2])
+    assert cli.main(["bench", "throughput", "--model", model, *flags, "--spec-method", "none"]) == 0
+    assert "guessed" not in capsys.readouterr().out
 
 
 def test_chat_in_this_process(model: str, capsys: pytest.CaptureFixture[str]) -> None:
