@@ -74,6 +74,16 @@ class Planner:
                 taken += num_tokens
         return demand
 
+    def without_drafts(
+        self, group: SequenceGroup, demand: list[tuple[Sequence, int]], step: Step
+    ) -> list[tuple[Sequence, int]]:
+        """The same demand, nothing guessed: nobody yields for a guess."""
+        if not any(seq.drafts for seq, _ in demand):
+            return demand
+        for seq, _ in demand:
+            seq.drafts = []
+        return self.demand(group, step)
+
     def _rebuild(self, group: SequenceGroup, seq: Sequence, demand: list[tuple[Sequence, int]]) -> bool:
         """Bring back a branch whose blocks were lost to recomputation; False: its turn comes later."""
         if not any(sibling.blocks for sibling in group.live):

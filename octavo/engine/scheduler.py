@@ -170,7 +170,7 @@ class Scheduler:
         """The next step, or None when nothing can be computed before a result arrives or a grammar is compiled."""
         self._take_compiled()
         running = self._residence.running
-        self._speculation.num_running = sum(group.width for group in running)
+        self._count(running)
         if self._planned and self._most_are_awaited(running):
             return None
         self._masks.compute([(seq.seq_id, seq.grammar) for seq in self._residence.running_sequences])
@@ -181,7 +181,7 @@ class Scheduler:
             self._schedule_others(step, rows)
             num_tokens = sum(len(seq.token_ids) for seq in step.scheduled)
             self._batching.planned(is_full=num_tokens >= self._config.max_num_batched_tokens)
-            self._speculation.num_running = sum(group.width for group in running)
+            self._count(running)
         if not step.scheduled and not self.kv.has_copies and not self._batching.has_due:
             return None
         plan = SchedulerOutput(
@@ -193,12 +193,18 @@ class Scheduler:
         self._planned[plan.step_id] = step.planned
         return plan
 
+    def _count(self, running: list[SequenceGroup]) -> None:
+        """Sequences, as far as it matters how many there are."""
+        many = len(running) > FEW
+        self._speculation.num_running = len(running) if many else sum(group.width for group in running)
+
     def _most_are_awaited(self, running: list[SequenceGroup]) -> bool:
         """Whether few sequences run, and most of them can only go on when the steps in flight are done. Then the others wait
         for them: two steps for halves of the batch would read the weights twice, and the halves would stay apart."""
         num_running = self._speculation.num_running
-        awaited = sum(group.width for group in running if group.num_in_flight and not group.has_work)
-        return num_running <= FEW and 2 * awaited > num_running
+        if num_running > FEW:
+            return False
+        return 2 * sum(group.width for group in running if group.num_in_flight and not group.has_work) > num_running
 
     def await_grammar(self, seconds: float) -> bool:
         """Sleep until a grammar is compiled, at most that long. False if no sequence waits for a grammar or its mask."""
@@ -246,6 +252,8 @@ class Scheduler:
             group = running[index]
             index += 1
             demand = self._planner.demand(group, step)
+            if demand and not self.kv.fits(demand):
+                demand = self._planner.without_drafts(group, demand, step)
             if demand and not self.kv.fits(demand):
                 yielded = True
                 if not self._residence.make_room(group, demand):

@@ -120,6 +120,17 @@ def test_what_was_planned_ahead_goes_on_with_drafts_when_others_have_ended() -> 
     harness.finish()
 
 
+@pytest.mark.usefixtures("always")
+def test_nobody_yields_for_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sequence ends before the other needs more than the pool has left; with drafts it would need it at once."""
+    monkeypatch.setattr(StepCost, "price", 1e-6)
+    harness = Harness(num_blocks=9, spec_method="ngram", spec_tokens=16)
+    harness.add("a", prompt_len=5, max_tokens=10)
+    harness.add("b", prompt_len=5, max_tokens=30)
+    harness.finish()
+    assert harness.scheduler.counters.preemptions == 0 and harness.scheduler.counters.draft_tokens > 0
+
+
 def outputs(harness: Harness) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     while harness.engine.has_work:
