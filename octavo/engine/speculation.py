@@ -6,7 +6,6 @@ much is computed in advance and never what comes of it: every draft is verified,
 """
 
 from dataclasses import dataclass
-from math import log
 
 from octavo.engine import ngram
 from octavo.engine.sequence import Sequence, SequenceGroup
@@ -79,14 +78,16 @@ class Speculation:
 
     def _worth_while(self, chance: float) -> int:
         """A draft is right if all before it are: so many have a chance of more than they cost."""
-        price = self.cost.price
-        if price >= chance:
-            return 0
-        return min(self.most, int(log(price) / log(chance))) if chance < 1.0 else self.most
+        price, right, count = self.cost.price, chance, 0
+        while count < self.most and right > price:
+            right *= chance
+            count += 1
+        return count
 
     def observe(self, plan: SchedulerOutput, output: ModelOutput) -> None:
-        """Steps tell what they took, if they did nothing but decode."""
-        if not self.is_on or any(len(seq.token_ids) > 1 + seq.num_drafts or not seq.sample_rows for seq in plan.sequences):
+        """Steps tell what they took, if they did nothing but draw a token or more for each sequence."""
+        decodes = all(len(seq.token_ids) == 1 + seq.num_drafts for seq in plan.sequences)
+        if not self.is_on or not plan.sequences or not decodes or not all(output.token_ids):
             return
         seconds = output.timings.forward + output.timings.sampling
         self.cost.observe(rows=plan.num_tokens, tokens=sum(map(len, output.token_ids)), seconds=seconds)

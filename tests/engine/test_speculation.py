@@ -3,6 +3,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo.engine import ngram, speculation
@@ -10,7 +11,7 @@ from octavo.engine.sequence import Guesses
 from octavo.engine.speculation import FIRST_COST, Speculation, StepCost
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
-from octavo.step import PENDING
+from octavo.step import PENDING, BlockCopies, ModelOutput, ScheduledSequence, SchedulerOutput, StepTimings
 from tests.engine.test_scheduler import Harness
 
 
@@ -55,6 +56,19 @@ def test_drafts_are_made_as_long_as_they_are_worth_their_time(
     found = Speculation(8, StepCost())._worth_while(chance)
     assert found == expected
     assert found in (0, 8) or chance ** (found + 1) < price <= chance**found
+
+
+@pytest.mark.parametrize(("drawn", "counts"), [([[5], [6]], True), ([[5], []], False), ([[], []], False)])
+def test_steps_of_beams_say_nothing(drawn: list[list[int]], counts: bool) -> None:
+    """They draw no tokens, so that guesses would seem to cost nothing."""
+    guessing = Speculation(8, StepCost())
+    sequences = [
+        ScheduledSequence(seq_id=i, row=i, start=3, token_ids=[5], prompt_len=3, sample_rows=(i,), seeds=(0,)) for i in range(2)
+    ]
+    copies = BlockCopies(swap_out=[], swap_in=[], copy=[])
+    plan = SchedulerOutput(step_id=1, sequences=sequences, block_tables=np.zeros((2, 1), np.int32), copies=copies)
+    guessing.observe(plan, ModelOutput(step_id=1, token_ids=drawn, timings=StepTimings(forward=0.01)))
+    assert (guessing.cost._tokens > 0) == counts
 
 
 def test_guesses_are_remembered_and_forgotten() -> None:
