@@ -69,8 +69,6 @@ def logprobs_of(loaded: Loaded, windows: Sequence[Window]) -> list[float]:
     with bar(len(windows), "Windows") as shown:
         while engine.has_work:
             for delta in engine.step():
-                if delta.error is not None:
-                    raise RuntimeError(delta.error)
                 if delta.prompt_logprobs is not None:
                     entries = delta.prompt_logprobs[windows[int(delta.request_id)].first - 1 :]
                     found[delta.request_id] = [entry.logprob for entry in entries]
