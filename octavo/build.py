@@ -268,7 +268,7 @@ def _largest_batch(config: EngineConfig, max_model_len: int, vocab_size: int) ->
         tokens=tokens,
         sequences=config.max_num_seqs,
         blocks=-(-max_model_len // config.block_size),
-        logits_rows=min(tokens, max(config.max_num_seqs, FEW + drafts)),
+        logits_rows=min(tokens, config.max_num_seqs + drafts),
         vocab_size=vocab_size,
     )
 

@@ -203,7 +203,7 @@ def test_contiguous(loaded: LoadedModel, alone: Outputs, kv_allocation: KVAlloca
 
 def test_speculated(loaded: LoadedModel, alone: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
     """One by one and in company, also where it would not be thought worth while."""
-    monkeypatch.setattr(speculation.StepCost, "price", 0.02)
+    monkeypatch.setattr(speculation.StepCost, "growth", lambda cost, sequences: 0.001)
     for at_once, few in ((1, speculation.FEW), (2, speculation.FEW), (1000, 1000)):
         monkeypatch.setattr(speculation, "FEW", few)
         engine = engine_with(loaded, spec_method="ngram", spec_tokens=3, async_scheduling=True)
@@ -214,7 +214,7 @@ def test_speculated(loaded: LoadedModel, alone: Outputs, monkeypatch: pytest.Mon
 
 def test_speculated_without_logits(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody wants more than the likeliest token it is found within the head, behind each draft, too."""
-    monkeypatch.setattr(speculation.StepCost, "price", 0.02)
+    monkeypatch.setattr(speculation.StepCost, "growth", lambda cost, sequences: 0.001)
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     prompts = [[(5 * j + i) % 300 + 400 for j in range(9)] for i in range(8)]
     todo = [Request(id=f"r{i}", prompt_token_ids=ids, params=params, seed=0, arrival_time=0.0) for i, ids in enumerate(prompts)]

@@ -7,37 +7,54 @@ from array import array
 
 LONGEST = 4
 SHORTEST = 2
-WINDOW = 4096
-
-_BYTES = array("i").itemsize
-
-
-def propose(token_ids: list[int], num_drafts: int) -> list[int]:
-    """Up to ``num_drafts`` tokens that followed the latest earlier occurrence of the longest matching suffix.
-
-    Looks back ``WINDOW`` tokens at most, so that the cost of a step does not grow with the context.
-    """
-    if num_drafts <= 0:
-        return []
-    recent = array("i", token_ids[-WINDOW:])
-    data = recent.tobytes()
-    found = _before_end(data, SHORTEST)
-    if found < 0:
-        return []
-    for size in range(LONGEST, SHORTEST, -1):
-        longer = _before_end(data, size)
-        if longer >= 0:
-            found = longer
-            break
-    return recent[found : found + num_drafts].tolist()
+PLACES = 16
+"""Earlier places, at most, in which a match of more than ``SHORTEST`` tokens is looked for."""
 
 
-def _before_end(data: bytes, size: int) -> int:
-    """Where the token stands that followed the last ``size`` tokens when they came the last time before; -1: they did not."""
-    suffix = data[-size * _BYTES :]
-    end = len(data) - _BYTES
-    while (at := data.rfind(suffix, 0, end)) >= 0:
-        if at % _BYTES == 0:
-            return at // _BYTES + size
-        end = at + len(suffix) - 1
-    return -1
+class PromptLookup:
+    """The text of one sequence, by its pairs of tokens. Grows with the text; a token more costs the same however long it is."""
+
+    __slots__ = ("_before", "_latest")
+
+    def __init__(self) -> None:
+        self._latest: dict[int, int] = {}
+        self._before = array("i")
+
+    def propose(self, token_ids: list[int], known: int, num_drafts: int) -> list[int]:
+        """What followed the latest earlier occurrence of the longest suffix of ``token_ids[:known]`` that has one:
+        ``num_drafts`` tokens, or none. A text that goes round in a circle goes on doing so."""
+        self._extend(token_ids, known)
+        if known < SHORTEST or num_drafts <= 0:
+            return []
+        at = found = self._before[known - 1]
+        if at < 0:
+            return []
+        longest = SHORTEST
+        for _ in range(PLACES):
+            size = _common_suffix(token_ids, at, known - 1)
+            if size > longest:
+                found, longest = at, size
+            at = self._before[at]
+            if longest == LONGEST or at < 0:
+                break
+        drafts = token_ids[found + 1 : min(found + 1 + num_drafts, known)]
+        for i in range(num_drafts - len(drafts)):
+            drafts.append(drafts[i])
+        return drafts
+
+    def _extend(self, token_ids: list[int], known: int) -> None:
+        """For each token, where the same pair of tokens ended the time before; -1: nowhere."""
+        before, latest = self._before, self._latest
+        for at in range(len(before), known):
+            pair = token_ids[at] << 32 | token_ids[at - 1] if at else -1
+            before.append(latest.get(pair, -1))
+            latest[pair] = at
+
+
+def _common_suffix(token_ids: list[int], one: int, other: int) -> int:
+    """How many tokens up to ``one`` are those up to ``other``, the later place, of which the pair is known to be; at most
+    ``LONGEST``."""
+    size = SHORTEST
+    while size < LONGEST and size <= one and token_ids[one - size] == token_ids[other - size]:
+        size += 1
+    return size

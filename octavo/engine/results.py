@@ -79,8 +79,10 @@ class Results:
                 self._deliver(entry.group, seq, [token], entry.position, logprobs[i : i + 1] if logprobs else None, now, deltas)
                 if not seq.finished and ends_with_grammar(entry.group, seq, token, self._eos_token_ids):
                     self._deliver(entry.group, seq, [], entry.position + 1, None, now, deltas, reason="stop")
-                if not seq.finished and seq.token_ids[-1] != PENDING:
-                    self._speculation.propose(entry.group, seq)
+                if not seq.finished:
+                    self._speculation.drawn(entry.group, seq, entry.position)
+                    if seq.token_ids[-1] != PENDING:
+                        self._speculation.propose(entry.group, seq)
 
     def _commit_candidates(self, entry: Planned, found: Candidates | None, now: float, deltas: list[TokenDelta]) -> None:
         group, seq, search = entry.group, entry.seq, entry.group.search

@@ -170,7 +170,8 @@ class Scheduler:
         """The next step, or None when nothing can be computed before a result arrives or a grammar is compiled."""
         self._take_compiled()
         running = self._residence.running
-        self._count(running)
+        num_running = len(running)
+        self._speculation.decide(running)
         if self._planned and self._most_are_awaited(running):
             return None
         self._masks.compute([(seq.seq_id, seq.grammar) for seq in self._residence.running_sequences])
@@ -181,7 +182,8 @@ class Scheduler:
             self._schedule_others(step, rows)
             num_tokens = sum(len(seq.token_ids) for seq in step.scheduled)
             self._batching.planned(is_full=num_tokens >= self._config.max_num_batched_tokens)
-            self._count(running)
+        if len(running) != num_running:
+            self._speculation.decide(running)
         if not step.scheduled and not self.kv.has_copies and not self._batching.has_due:
             return None
         plan = SchedulerOutput(
@@ -193,16 +195,11 @@ class Scheduler:
         self._planned[plan.step_id] = step.planned
         return plan
 
-    def _count(self, running: list[SequenceGroup]) -> None:
-        """Sequences, as far as it matters how many there are."""
-        many = len(running) > FEW
-        self._speculation.num_running = len(running) if many else sum(group.width for group in running)
-
     def _most_are_awaited(self, running: list[SequenceGroup]) -> bool:
-        """Whether few sequences run, and most of them can only go on when the steps in flight are done. Then the others wait
-        for them: two steps for halves of the batch would read the weights twice, and the halves would stay apart."""
+        """Whether few sequences run, or many guess, and most of them can only go on when the steps in flight are done. Then the
+        others wait for them: two steps for halves of the batch would read the weights twice, and the halves stay apart."""
         num_running = self._speculation.num_running
-        if num_running > FEW:
+        if num_running > FEW and not self._speculation.is_on:
             return False
         return 2 * sum(group.width for group in running if group.num_in_flight and not group.has_work) > num_running
 

@@ -10,6 +10,7 @@ from enum import Enum
 
 from octavo.engine.beam import BeamSearchState
 from octavo.engine.grammar import Grammar
+from octavo.engine.guesses import Guesses
 from octavo.engine.repetition import RepetitionWatch
 from octavo.memory.block_pool import Block
 from octavo.memory.kv_cache_manager import KVUsage
@@ -36,29 +37,6 @@ def branch_seed(seed: int, branch: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
     return z ^ (z >> 31)
-
-
-@dataclass(eq=False, slots=True)
-class Guesses:
-    """How often drafts of a sequence were right, the latest ones counting most."""
-
-    right: float = 2.0
-    tried: float = 4.0
-
-    @property
-    def chance(self) -> float:
-        """Of a draft behind what is right."""
-        return self.right / self.tried
-
-    def verified(self, num_drafts: int, num_right: int) -> None:
-        """Drafts behind the first wrong one say nothing."""
-        self.right = self.right * 0.8 + num_right
-        self.tried = self.tried * 0.8 + min(num_right + 1, num_drafts)
-
-    def forget(self) -> None:
-        """A token came without drafts: what was, counts a little less, so that guessing is tried again some time."""
-        self.right += 0.05 * (2.0 - self.right)
-        self.tried += 0.05 * (4.0 - self.tried)
 
 
 @dataclass(eq=False, slots=True)

@@ -1,93 +1,152 @@
-"""How many tokens to guess: as many as are likely enough to be right to be worth their time, so usually none beside many
-other sequences.
+"""How many tokens to guess: as many as are likely enough to be right to be worth their time, which all sequences of the step
+spend; so usually none beside many others.
 
-Owns what is known of a step's cost and of the rate of tokens; each sequence keeps its own record of right guesses. Decides how
-much is computed in advance and never what comes of it: every draft is verified, and times differ from run to run.
+Owns what is known of a step's time; each sequence keeps its own record of right guesses. Decides how much is computed in
+advance and never what comes of it: every draft is verified, and times differ from run to run.
 """
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 
-from octavo.engine import ngram
 from octavo.engine.sequence import Sequence, SequenceGroup
 from octavo.step import ModelOutput, SchedulerOutput
 
 FEW = 4
-"""A step of so many sequences takes little longer than a step of one, as both read the same weights. Beside more of them a
-draft takes nearly as long as a token of its own, so that nothing is guessed and steps are planned ahead again."""
+"""A step of so many sequences takes little longer than a step of one, as both read the same weights: they always guess. More
+make together as many guesses a step as these may, at most, and only while their texts and the steps have shown that they
+would be faster by more than ``MARGIN``."""
+
+MARGIN = 0.25
+"""As a logarithm. The next step is planned while one is computed unless many guess, and who ends early leaves steps that take
+hardly less time to the others."""
+
+PATIENCE = 1.25
+"""How many times as long a step may take with guesses, for each token that the slowest sequence in it may expect: who guesses
+nothing is not held up for long by those who do."""
 
 MEMORY = 0.97
 """Weight of a step beside the one after it."""
 
-FIRST_COST = 0.1
-"""Of a row more, as a part of what a row takes on average, before steps have shown it; it weighs as much as differences of
-``DOUBT`` squared rows."""
-DOUBT = 0.2
+WEIGHTS = 9
+"""A step reads its weights in the time that so many rows take, before steps have shown what a row takes."""
+DOUBT = 0.03
+"""What is known before weighs as much as steps whose rows differ by so many of their squared mean."""
 
 
 class StepCost:
     """Seconds of steps that only decode, as a line over their rows, fitted to the latest ones."""
 
     def __init__(self) -> None:
-        self._weight = self._rows = self._seconds = self._tokens = 0.0
+        self._weight = self._sequences = self._rows = self._seconds = 0.0
         self._rows_squared = self._rows_seconds = 0.0
+        self._drafts_each = self._start = 0.0
+        self._slope = 1.0
 
-    def observe(self, *, rows: int, tokens: int, seconds: float) -> None:
-        """A step of so many rows brought so many tokens."""
+    def observe(self, *, sequences: int, rows: int, seconds: float) -> None:
+        """What a step took."""
         self._weight = self._weight * MEMORY + 1.0
+        self._sequences = self._sequences * MEMORY + sequences
         self._rows = self._rows * MEMORY + rows
         self._seconds = self._seconds * MEMORY + seconds
-        self._tokens = self._tokens * MEMORY + tokens
         self._rows_squared = self._rows_squared * MEMORY + rows * rows
         self._rows_seconds = self._rows_seconds * MEMORY + rows * seconds
+        if self._seconds > 0:
+            self._fit()
 
-    @property
-    def price(self) -> float:
-        """The tokens that are lost while one row more is computed: a draft that is right less often is not worth it."""
-        if not self._weight or not self._seconds:
-            return FIRST_COST
+    def _fit(self) -> None:
+        """Seconds without rows, and of a row."""
         rows, seconds = self._rows / self._weight, self._seconds / self._weight
-        of_a_row = seconds / rows
         variance = self._rows_squared / self._weight - rows * rows
         covariance = self._rows_seconds / self._weight - rows * seconds
-        slope = (covariance + DOUBT * FIRST_COST * of_a_row) / (variance + DOUBT)
-        return min(max(slope, 0.02 * of_a_row), of_a_row) * self._tokens / self._seconds
+        doubt, most = DOUBT * rows * rows, seconds / rows
+        slope = (covariance + doubt * seconds / (rows + WEIGHTS)) / (variance + doubt)
+        self._slope = min(max(slope, 0.02 * most), most)
+        self._start = seconds - self._slope * rows
+        self._drafts_each = self._rows / self._sequences - 1.0
+
+    def growth(self, num_sequences: int) -> float:
+        """By how much a draft makes a step of so many sequences longer, as a part of it. Before a step is known, it takes its
+        rows and nothing else."""
+        return self._slope / (self._start + self._slope * num_sequences)
+
+    def price(self, num_sequences: int) -> float:
+        """By how much a draft makes such a step, with as many drafts a sequence as there have been, longer for all of them
+        together: one that is worth less is not made."""
+        growth = num_sequences * self.growth(num_sequences)
+        return growth / (1.0 + growth * self._drafts_each)
 
 
 @dataclass(slots=True)
 class Speculation:
-    """``propose()`` guesses, ``verified()`` and ``observe()`` hear what came of it. ``most``: drafts after a token, at most; 0:
-    nothing is ever guessed. ``num_running``, in sequences, is the scheduler's to say."""
+    """``propose()`` guesses, ``decide()`` says what of it the next step has and whether to go on; ``drawn()`` and ``observe()``
+    hear what came. ``most``: drafts after a token, at most; 0: nothing is ever guessed."""
 
     most: int
     cost: StepCost
+    is_on: bool = False
     num_running: int = 0
+    _most_each: int = 0
 
-    @property
-    def is_on(self) -> bool:
-        """Whether something is guessed at present."""
-        return self.most > 0 and self.num_running <= FEW
+    def decide(self, running: list[SequenceGroup]) -> None:
+        """Whether something is guessed in the next step, with these running. Proposals beyond what is bearable are dropped."""
+        many = len(running) > FEW * max(self.most, 1)
+        self.num_running = num_running = len(running) if many else sum(group.width for group in running)
+        self._most_each = min(self.most, FEW * self.most // max(num_running, 1))
+        self.is_on = self._most_each > 0 and num_running <= FEW
+        if self._most_each and num_running > 1:
+            gain = self._gain([(group, seq) for group in running for seq in group.live])
+            self.is_on = self.is_on or gain > MARGIN * num_running
+
+    def _gain(self, running: list[tuple[SequenceGroup, Sequence]]) -> float:
+        """What guesses do to the rates of all sequences, as logarithms: one that gains much does not make up for many that
+        lose. Drops those that are not bearable."""
+        price, growth = self.cost.price(self.num_running), self.cost.growth(self.num_running)
+        worth = [self._worth(group, seq, price) for group, seq in running]
+        slowest = min((math.prod(1.0 + value for value in values) for values in worth), default=1.0)
+        bearable = int((PATIENCE * slowest - 1.0) / growth)
+        drafts = sorted(((value, i) for i, values in enumerate(worth) for value in values), reverse=True)
+        if len(drafts) > bearable:
+            del drafts[bearable:]
+            counts = Counter(i for _, i in drafts)
+            for i, (_, seq) in enumerate(running):
+                if seq.num_computed < len(seq.token_ids):  # others are not planned now, but computed
+                    del seq.drafts[counts[i] :]
+        return sum(math.log1p(value) for value, _ in drafts) - len(running) * math.log1p(growth * len(drafts))
+
+    def _worth(self, group: SequenceGroup, seq: Sequence, price: float) -> list[float]:
+        """Of drafts that are proposed, or would be."""
+        most = len(seq.drafts) or self._most_each * seq.guesses.has_idea
+        return _worth_while(seq.guesses.chance, price, 0 if group.params.needs_host else most)
 
     def propose(self, group: SequenceGroup, seq: Sequence) -> None:
         """Guess what follows the last token, which is known."""
         seq.drafts = []
         if self.is_on and not group.params.needs_host:
             room = group.max_tokens_total - len(seq.token_ids) - 1
-            seq.drafts = ngram.propose(seq.token_ids, min(self._worth_while(seq.guesses.chance), room))
-        if not seq.drafts:
-            seq.guesses.forget()
+            worth = _worth_while(seq.guesses.chance, self.cost.price(self.num_running), self._most_each)
+            seq.drafts = seq.guesses.lookup.propose(seq.token_ids, len(seq.token_ids), min(len(worth), room))
 
-    def _worth_while(self, chance: float) -> int:
-        """A draft is right if all before it are: so many have a chance of more than they cost."""
-        price, right, count = self.cost.price, chance, 0
-        while count < self.most and right > price:
-            right *= chance
-            count += 1
-        return count
+    def drawn(self, group: SequenceGroup, seq: Sequence, position: int) -> None:
+        """The token at ``position`` has come without drafts."""
+        if self._most_each > 0 and not group.params.needs_host:
+            seq.guesses.watch(seq.token_ids, position + 1)
 
     def observe(self, plan: SchedulerOutput, output: ModelOutput) -> None:
         """Steps tell what they took, if they did nothing but draw a token or more for each sequence."""
         decodes = all(len(seq.token_ids) == 1 + seq.num_drafts for seq in plan.sequences)
-        if not self.is_on or not plan.sequences or not decodes or not all(output.token_ids):
+        if not self._most_each or not plan.sequences or not decodes or not all(output.token_ids):
             return
         seconds = output.timings.forward + output.timings.sampling
-        self.cost.observe(rows=plan.num_tokens, tokens=sum(map(len, output.token_ids)), seconds=seconds)
+        self.cost.observe(sequences=len(plan.sequences), rows=plan.num_tokens, seconds=seconds)
+
+
+def _worth_while(chance: float, price: float, most: int) -> list[float]:
+    """By how much each draft, right only if all before it are, makes a sequence faster, as a part of its rate, as long as that
+    is more than ``price``."""
+    right, tokens, worth = chance, 1.0, list[float]()
+    while len(worth) < most and right > price * tokens:
+        worth.append(right / tokens)
+        tokens += right
+        right *= chance
+    return worth

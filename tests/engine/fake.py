@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from octavo.config import EngineConfig, KVAllocation
-from octavo.engine import ngram
 from octavo.engine.engine import Engine
 from octavo.engine.grammar import MaskBudget
+from octavo.engine.ngram import PromptLookup
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import branch_seed
+from octavo.engine.speculation import StepCost
 from octavo.memory.contiguous import ContiguousKVManager
 from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVCacheManager
@@ -285,10 +286,10 @@ class Scenario:
             num_sequences=1 if request.params.greedy and request.params.beam is None else request.params.num_branches,
         )
 
-    def draft(self, token_ids: list[int], num_drafts: int) -> list[int]:
+    def draft(self, token_ids: list[int], known: int, num_drafts: int) -> list[int]:
         """Instead of a prompt look-up: drafts that are right most of the time."""
-        owner = next(s for s in self.scheduler.live_sequences if s.token_ids == token_ids)
-        context, drafts = list(token_ids), []
+        owner = next(s for s in self.scheduler.live_sequences if s.token_ids is token_ids)
+        context, drafts = token_ids[:known], []
         for _ in range(self.rng.randint(0, max(0, num_drafts))):
             right = self.rng.random() < 0.7
             drafts.append(next_token(context, owner.seed) if right else self.rng.randrange(VOCABULARY))
@@ -357,7 +358,9 @@ class Scenario:
 
     def run(self, *, check_every_step: bool = True) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ngram, "propose", self.draft)
+            patch.setattr(PromptLookup, "propose", lambda lookup, *known: self.draft(*known))
+            patch.setattr(StepCost, "price", lambda cost, sequences: self.rng.random())
+            patch.setattr(StepCost, "growth", lambda cost, sequences: self.rng.random() ** 4)
             self._loop(check_every_step)
         self._verify()
 

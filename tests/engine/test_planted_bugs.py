@@ -158,7 +158,12 @@ BUGS = [
         "if False:\n                continue",
     ),
     Bug("a complete text that goes on", STOPPING, "return not _may_end(", "return False and not _may_end("),
-    Bug("drafts for a grammar", SPECULATION, "not group.params.needs_host:", "not group.params.needs_history:"),
+    Bug(
+        "drafts for a grammar",
+        SPECULATION,
+        "is_on and not group.params.needs_host:",
+        "is_on and not group.params.needs_history:",
+    ),
     Bug("a demand that forgets copy-on-write", MANAGER, "return total + sum(", "return total + 0 * sum("),
     Bug(
         "a fork that copies before its source is computed",

@@ -7,7 +7,6 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.engine.engine import Engine, EngineStuckError
-from octavo.engine.ngram import WINDOW, propose
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.swap_cost import SwapCost
 from octavo.memory.kv_cache_manager import KVCacheManager
@@ -290,18 +289,3 @@ def test_the_cost_of_swapping_is_told_as_a_part_of_recomputing() -> None:
     assert part == pytest.approx(2 * 10 * 1e-4 / (160 * 1e-3))
     assert cost.part_of_recomputing(num_blocks=1000, num_tokens=1) == 1.0
     assert cost.part_of_recomputing(num_blocks=0, num_tokens=0) == 1.0
-
-
-def test_drafts_by_prompt_lookup() -> None:
-    assert propose([1, 2, 3, 4, 9, 8, 2, 3, 4], 3) == [9, 8, 2]
-    assert propose([5, 6, 7], 3) == []
-    assert propose([1, 2, 1, 2], 0) == []
-    assert propose([1, 2, 3, 1, 2, 4, 1, 2], 1) == [4], "the latest occurrence counts"
-    assert propose([3, 1, 2, 8, 7, 1, 2, 9, 3, 1, 2], 2) == [8, 7], "and before it the longest"
-    assert propose([7, 7, 7], 2) == [7], "which may overlap the end"
-    assert propose([1, 256, 65536 + 1, 0, 1, 256], 2) == [65537, 0]
-    assert propose([0, 256, 0, 1, 0, 0x10000], 4) == [], "bytes that agree are no tokens that do"
-    assert propose([], 3) == propose([1], 3) == propose([1, 1], 3) == []
-    long = [5, 6, 7, *range(100, 100 + WINDOW), 5, 6]
-    assert propose(long, 1) == [] and propose(long[2:], 1) == []
-    assert propose([*long[:1000], 5, 6], 1) == [7]
