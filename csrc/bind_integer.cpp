@@ -91,12 +91,6 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
                 return d.pack_integer(read_source(n, v, s, m), gated);
             },
             "bits"_a, values, scales, minimums, nb::kw_only(), "gated"_a = false)
-        .def(
-            "pack_grouped",
-            [](Device& d, int n, Matrix<uint8_t> v, Halves s, std::optional<Halves> m, bool gated) {
-                return d.pack_grouped(read_source(n, v, s, m), gated);
-            },
-            "bits"_a, values, scales, minimums, nb::kw_only(), "gated"_a = false)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
         .def(
             "linear",

@@ -59,8 +59,8 @@ NB_MODULE(_native, m) {
     bind_integer(m, device);
     bind_program(m, device);
     device
-        .def(nb::init<const std::string&, int, const std::vector<int>&, bool, nb::handle, const std::string&>(), "isa"_a,
-             "num_threads"_a, nb::kw_only(), "cores"_a, "act_bfloat16"_a, "bfloat16"_a, "integer_kernels"_a = "auto")
+        .def(nb::init<const std::string&, int, const std::vector<int>&, bool, nb::handle, const std::string&, int>(), "isa"_a,
+             "num_threads"_a, nb::kw_only(), "cores"_a, "act_bfloat16"_a, "bfloat16"_a, "integer_kernels"_a = "auto", "activation_bits"_a = 8)
         .def_prop_ro("isa", &Device::isa)
         .def_prop_ro("num_threads", &Device::num_threads)
         .def("pack", &Device::pack, "weight"_a, nb::kw_only(), "gated"_a = false)

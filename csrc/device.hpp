@@ -49,7 +49,7 @@ struct Into {
 class Device {
 public:
     Device(const std::string& isa, int num_threads, const std::vector<int>& cores, bool act_bf16, nb::handle bfloat16,
-           const std::string& integer_kernels);
+           const std::string& integer_kernels, int activation_bits);
 
     const char* isa() const { return kernels_->isa; }
     int num_threads() const { return pool_.size(); }
@@ -65,8 +65,6 @@ public:
 
     std::unique_ptr<PackedWeight> pack(nb::handle matrix, bool gated);
     std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source, bool gated);
-    // The same matrix as the bf16 numbers that its integers stand for, kept as integers.
-    std::unique_ptr<PackedWeight> pack_grouped(const IntegerSource& source, bool gated);
 
     nb::object embedding(nb::handle ids, const PackedWeight& table);
     // Memory for a result: a row of so many columns for each of x.
@@ -150,7 +148,6 @@ private:
     GatedBlockArgs open_gates(const Array& in, const Weight& weight, nb::handle bias, nb::object& out);
     // The arguments of a product of x that are known beforehand.
     LinearArgs product_of(const Array& x, const PackedWeight& weight) const;
-    void place_integers(const IntegerSource& source, bool gated, char* blocks);
     // For bodies: packs in compact blocks. False: there would be too many exceptions, and nothing is packed.
     bool pack_compact(const PackArgs& args, PackedWeight& weight);
     // Memory for the form of x that the kernel wants, where x has another.
@@ -176,6 +173,7 @@ private:
     const IntegerKernels* integer_;
     const bool reads_ahead_;
     bool act_bf16_;
+    const int activation_levels_; // of bytes, in products with integer weights
     Arrays arrays_;
     WeightMemory weights_;
     std::shared_ptr<ResultMemory> memory_ = std::make_shared<ResultMemory>();

@@ -31,7 +31,7 @@ struct IntegerCut {
 IntegerCut cut_integer(const IntegerLinearArgs& a, int threads, int64_t together = 1) {
     const int64_t blocks = divide_up(a.n, kIntegerColumns), row_chunks = divide_up(a.rows, kRowsOfUnit);
     const int64_t block_bytes = a.groups * group_bytes(a.bits);
-    const double products = static_cast<double>(a.rows) * kIntegerColumns * kGroup * static_cast<double>(a.groups);
+    const double products = static_cast<double>(a.rows * a.levels) * kIntegerColumns * kGroup * static_cast<double>(a.groups);
     // Bytes and products that a thread gets through in a nanosecond, where memory and arithmetic are each shared fairly.
     const double block_ns = std::max(static_cast<double>(block_bytes) / 25, products / 350);
     const auto worthwhile = static_cast<int64_t>(block_ns * static_cast<double>(blocks) / kUnitNanoseconds);
@@ -140,15 +140,12 @@ void pack_integer_blocks(const IntegerSource& source, bool gated, char* blocks, 
 std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source, bool gated) {
     check_gates(source.rows, gated);
     auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.bits, gated, weights_);
-    place_integers(source, gated, weight->memory.data());
-    return weight;
-}
-
-void Device::place_integers(const IntegerSource& source, bool gated, char* blocks) {
+    char* blocks = weight->memory.data();
     run([&] {
         over_units(divide_up(source.rows, kIntegerColumns),
                    [&](int64_t block, int) { pack_integer_blocks(source, gated, blocks, block, block + 1); });
     });
+    return weight;
 }
 
 nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table) {
@@ -168,8 +165,9 @@ nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table)
 
 Device::IntegerProduct Device::product_of(const Array& x, const IntegerWeight& weight, int64_t out_stride) const {
     const int64_t groups = weight.columns / kGroup;
-    IntegerProduct product{{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.bits, out_stride},
-                           {x.data, nullptr, 0, groups, 0, act_bf16_, weight.bits}};
+    IntegerProduct product{{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.bits, out_stride,
+                            activation_levels_},
+                           {x.data, nullptr, 0, groups, 0, act_bf16_, weight.bits, activation_levels_}};
     product.args.reads_ahead = reads_ahead_;
     return product;
 }
@@ -191,7 +189,7 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     const Size rows = rows_of(in);
     IntegerProduct product = product_of(in, weight, weight.rows);
     nb::object out = open_output(product.args, in, weight, bias, residual, into);
-    const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits));
+    const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits, activation_levels_));
     follow({}); // what it reads first is not worth knowing: blocks are small
     issue([this, product, rows, memory = records.data()]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
@@ -210,7 +208,7 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     nb::object out;
     const GatedBlockArgs gate = open_gates(in, weight, bias, out);
     const int64_t sums_size = std::min(rows.capacity, 2 * kRowsOfUnit) * 2 * kIntegerColumns;
-    const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits));
+    const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits, activation_levels_));
     const auto sums = scratch(pool_.size() * sums_size * 4);
     IntegerProduct product = product_of(in, weight, 2 * kIntegerColumns);
     follow({}); // as linear does
@@ -237,7 +235,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     const Allowed bits = read_allowed(allowed, rows, weight.rows);
     const int64_t sums_size = std::min(rows.capacity, 2 * kRowsOfUnit) * kIntegerColumns;
     const Result out = result(Type::int32, rows, 1, 1);
-    const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits));
+    const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits, activation_levels_));
     const auto sums = scratch(pool_.size() * sums_size * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
     IntegerProduct product = product_of(in, weight, kIntegerColumns);

@@ -78,15 +78,6 @@ std::unique_ptr<PackedWeight> Device::pack(nb::handle matrix, bool gated) {
     return weight;
 }
 
-std::unique_ptr<PackedWeight> Device::pack_grouped(const IntegerSource& source, bool gated) {
-    check(act_bf16_, "weights in groups are multiplied as bfloat16 numbers");
-    check_gates(source.rows, gated);
-    const int64_t bytes = integer_weight_bytes(source.rows, source.groups, source.bits);
-    auto weight = std::make_unique<PackedWeight>(source.rows, source.groups * kGroup, source.bits, gated, weights_.take(bytes));
-    place_integers(source, gated, weight->memory.data());
-    return weight;
-}
-
 bool Device::pack_compact(const PackArgs& args, PackedWeight& weight) {
     const int64_t blocks = divide_up(args.n, kColumnBlock), steps = divide_up(args.k, kDepthStep);
     const int64_t elements = steps * 2 * kTileElements, most = blocks * elements / kExceptionShare;
@@ -127,13 +118,11 @@ nb::object Device::embedding(nb::handle ids, const PackedWeight& table) {
     const Size rows = rows_of(in);
     const Result out = result(Type::float32, rows, table.columns, 2);
     const EmbeddingArgs args{in.ints(), table.memory.data(), out.floats(), table.rows, table.columns, table.bf16,
-                             table.compact.get(), table.group_bits};
+                             table.compact.get()};
     issue([this, args, rows] {
         const int64_t count = rows.now();
         check_range("token id", args.ids, count, 0, args.n);
-        auto kernel = args.group_bits ? kernels_->embedding_grouped
-                      : args.compact  ? kernels_->embedding_compact
-                                      : kernels_->embedding;
+        auto kernel = args.compact ? kernels_->embedding_compact : kernels_->embedding;
         over_rows(count, count * args.k * 4, [&](int64_t r0, int64_t r1) { kernel(args, r0, r1); });
     });
     return out.array;
@@ -166,7 +155,6 @@ LinearArgs Device::staged(const LinearArgs& args, int64_t rows, char* stage) {
 }
 
 decltype(KernelTable::linear_bf16) Device::kernel_of(const LinearArgs& args, bool bf16) const {
-    if (args.group_bits) return kernels_->linear_grouped;
     return args.compact ? kernels_->linear_compact : bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
 }
 
@@ -244,7 +232,6 @@ LinearArgs Device::product_of(const Array& x, const PackedWeight& weight) const 
     check(weight.bf16 == act_bf16_, "linear: the weight was packed by a device of another compute dtype");
     LinearArgs args{x.data, x.shape[1], weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, weight.columns, weight.rows};
     args.compact = weight.compact.get();
-    args.group_bits = weight.group_bits;
     args.reads_ahead = reads_ahead_;
     return args;
 }

@@ -8,9 +8,10 @@
 // line i, of the second those of line i + 4; values are 32 too large, there are no minimums but two scales, one for 16 inputs each.
 //
 // Activations are quantized per row and group to a record: 32 int8, the scale, and what undoes an offset of the weights or
-// multiplies their minimum. That is scale * sum of the bytes as a float with minimums, -128 * sum as an int32 with 8 bits, with 6
-// -32 * sum of the first 16 and of the others. Records lie in the order in which a tile of rows reads them: [tile][group][row of
-// the tile].
+// multiplies their minimum. That is scale * sum of the values as a float with minimums, -128 * sum as an int32 with 8 bits, with 6
+// -32 * sum of the first 16 and of the others. In 16 bits a value is 255 * high + low, two levels of bytes: the first 32 are the
+// high ones, and 32 more at the end the low ones, none of which is -128. Records lie in the order in which a tile of rows reads
+// them: [tile][group][row of the tile].
 //
 // All integer arithmetic is exact, floats are combined in one order by fused operations: the same bits with and without
 // dot product instructions, for any number of rows.
@@ -35,8 +36,10 @@ constexpr int64_t group_bytes(int bits) { return 2 * bits * kLine + (bits == 8 ?
 // In a group: where the bytes of an output's first line are, and its first scale.
 constexpr int64_t place_of_column(int bits, int64_t column) { return column / 16 * bits * kLine + column % 16 * 4; }
 constexpr int64_t scale_of_column(int bits, int64_t column) { return 2 * bits * kLine + column * 2; }
-// Of a row's group of activations, for weights with so many bits.
-constexpr int record_bytes(int bits) { return kGroup + (bits == 6 ? 12 : 8); }
+// Of a row's group of activations, for weights with so many bits. Where there are low bytes, they are behind a record of one level.
+constexpr int record_bytes(int bits, int levels) { return levels * kGroup + (bits == 6 ? 12 : 8); }
+// The largest value of a group of activations.
+constexpr float largest_value(int levels) { return levels == 2 ? 255.0f * 127 + 127 : 127.0f; }
 // How much too large values lie in memory, where there are no minimums.
 template <int kBits> constexpr float kOffset = kBits == 8 ? 128.0f : 32.0f;
 // Where kernels of weights with so many bits are in tables of them.
@@ -57,6 +60,7 @@ struct IntegerLinearArgs {
     int64_t rows, n, groups, tiles;
     int bits;
     int64_t out_stride;                      // elements
+    int levels;                              // of activations
     int64_t first_row = 0, first_column = 0; // what lies at `out`
     Pieces* pieces = nullptr;
     bool reads_ahead = false; // hardware does, fast enough for a row or two
@@ -68,6 +72,7 @@ struct QuantizeArgs {
     int64_t rows, groups, tiles;
     bool x_bf16;
     int bits; // of the weights
+    int levels;
 };
 
 struct IntegerEmbeddingArgs {

@@ -41,13 +41,13 @@ bool probe_integer_tiles() {
         std::signal(SIGSEGV, SIG_DFL);
         alignas(64) char weight[group_bytes(8)];
         alignas(64) float x[kManyRows * kGroup], out[kManyRows * kIntegerColumns];
-        char records[kManyRows * record_bytes(8)];
+        char records[kManyRows * record_bytes(8, 1)];
         std::memset(weight, 129, sizeof weight); // values of 1
         const uint16_t one = 0x3C00;
         for (int i = 0; i < kIntegerColumns; ++i) std::memcpy(weight + 16 * kLine + 2 * i, &one, 2);
         for (float& value : x) value = 127.0f;
-        integer_amx()->quantize({x, records, kManyRows, 1, 1, false, 8}, 0, 1);
-        integer_amx()->linear({records, weight, nullptr, nullptr, out, kManyRows, kIntegerColumns, 1, 1, 8, kIntegerColumns}, 0, 1, 0, 1);
+        integer_amx()->quantize({x, records, kManyRows, 1, 1, false, 8, 1}, 0, 1);
+        integer_amx()->linear({records, weight, nullptr, nullptr, out, kManyRows, kIntegerColumns, 1, 1, 8, kIntegerColumns, 1}, 0, 1, 0, 1);
         constexpr float kExpected = 127.0f * kGroup;
         _exit(out[0] == kExpected && out[kManyRows * kIntegerColumns - 1] == kExpected ? 0 : 1);
     }

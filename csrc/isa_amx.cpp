@@ -1,7 +1,6 @@
 // Kernels for AVX-512 with BF16, matrix products on AMX tiles. Compiled with that instruction set's flags; called only after cpu_features has found it usable.
 #include <immintrin.h>
 
-#include "integer.hpp"
 #include "kernels.hpp"
 
 namespace octavo {
@@ -17,10 +16,6 @@ namespace {
 #include "amx_tiles_native.hpp"
 #include "simd_compact_avx512.hpp"
 #include "kernels_compact.hpp"
-#include "simd_integer_avx512.hpp"
-#include "kernels_groups.hpp"
-#include "simd_grouped_avx512.hpp"
-#include "kernels_grouped.hpp"
 #include "kernels_amx.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"

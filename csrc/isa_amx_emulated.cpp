@@ -1,8 +1,6 @@
 // Kernels for any processor, matrix products on emulated AMX tiles: tests of that code where there is no AMX.
 
-#include "integer.hpp"
 #include "kernels.hpp"
-
 
 namespace octavo {
 namespace {
@@ -17,10 +15,6 @@ namespace {
 #include "amx_tiles_emulated.hpp"
 #include "simd_compact_generic.hpp"
 #include "kernels_compact.hpp"
-#include "simd_integer_generic.hpp"
-#include "kernels_groups.hpp"
-#include "simd_grouped_generic.hpp"
-#include "kernels_grouped.hpp"
 #include "kernels_amx.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"

@@ -1,9 +1,7 @@
 // Kernels for AVX-512 F, BW, DQ and VL. Compiled with that instruction set's flags; called only after cpu_features has found it usable.
 #include <immintrin.h>
 
-#include "integer.hpp"
 #include "kernels.hpp"
-
 
 namespace octavo {
 namespace {
@@ -15,11 +13,6 @@ namespace {
 #include "kernels_outputs.hpp"
 #include "kernels_rows.hpp"
 #include "kernels_linear.hpp"
-#include "simd_integer_avx512.hpp"
-#include "kernels_groups.hpp"
-#include "simd_grouped_avx512.hpp"
-#include "kernels_grouped.hpp"
-#include "kernels_grouped_panels.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"

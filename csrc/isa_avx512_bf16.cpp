@@ -1,7 +1,6 @@
 // Kernels for AVX-512 with BF16 dot products. Compiled with that instruction set's flags; called only after cpu_features has found it usable.
 #include <immintrin.h>
 
-#include "integer.hpp"
 #include "kernels.hpp"
 
 #define OCTAVO_DOT_BF16
@@ -18,11 +17,6 @@ namespace {
 #include "simd_compact_avx512.hpp"
 #include "kernels_compact.hpp"
 #include "kernels_compact_dot.hpp"
-#include "simd_integer_avx512.hpp"
-#include "kernels_groups.hpp"
-#include "simd_grouped_avx512.hpp"
-#include "kernels_grouped.hpp"
-#include "kernels_grouped_panels.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"

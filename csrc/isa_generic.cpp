@@ -1,8 +1,6 @@
 // Kernels for any processor: the baseline of the compiler and its portable vectors.
 
-#include "integer.hpp"
 #include "kernels.hpp"
-
 
 namespace octavo {
 namespace {
@@ -14,11 +12,6 @@ namespace {
 #include "kernels_outputs.hpp"
 #include "kernels_rows.hpp"
 #include "kernels_linear.hpp"
-#include "simd_integer_generic.hpp"
-#include "kernels_groups.hpp"
-#include "simd_grouped_generic.hpp"
-#include "kernels_grouped.hpp"
-#include "kernels_grouped_panels.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"

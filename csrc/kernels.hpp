@@ -52,7 +52,6 @@ struct LinearArgs {
     const char* after = nullptr; // what is fetched with the last block of a call if no block is; may be null
     Pieces* pieces = nullptr;
     const Compact* compact = nullptr; // of weights in compact blocks
-    int group_bits = 0; // 4, 5, 6 or 8: of weights in groups, see integer.hpp, that are multiplied as bf16 numbers; 0: of others
     bool past_caches = false; // whole vectors of the result, which is then aligned to them, go to memory at once
     bool reads_ahead = false; // hardware does, fast enough for a row or two
 };
@@ -73,7 +72,6 @@ struct EmbeddingArgs {
     int64_t n, k;
     bool bf16;
     const Compact* compact; // of a table in compact blocks
-    int group_bits;         // of one in groups, or 0
 };
 
 struct NormArgs {
@@ -192,10 +190,6 @@ struct KernelTable {
     void (*shares)(const float* x, int64_t n, float max, float inverse_temperature, float* shares, double* sums);
     // maxima[b] = the largest of block b of kMaxBlock logits.
     void (*block_maxima)(const float* x, int64_t n, float* maxima);
-
-    // Of weights in groups.
-    void (*linear_grouped)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1);
-    void (*embedding_grouped)(const EmbeddingArgs&, int64_t row0, int64_t row1);
 
     // Of weights in compact blocks. Null: there are to be none.
     void (*linear_compact)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1) = nullptr;

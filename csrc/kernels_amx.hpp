@@ -93,23 +93,6 @@ struct CompactPanels {
     GroupTable table;
 };
 
-// Weights in groups are dequantized, a panel at a time.
-template <int kBits> struct GroupedPanels {
-    GroupedPanels(const LinearArgs& a, int64_t block, uint16_t* panel)
-        : from(static_cast<const char*>(a.weight) + block * (a.k / kGroup) * kStepBytes), ahead(from), panel(panel) {}
-
-    const uint16_t* take(int64_t steps) {
-        for (int64_t step = 0; step < steps; ++step, from += kStepBytes) {
-            dequantize_group<kBits>(from, panel + step * 2 * kTileElements);
-        }
-        return panel;
-    }
-
-    static constexpr int64_t kStepBytes = group_bytes(kBits);
-    const char *from, *ahead;
-    uint16_t* panel;
-};
-
 constexpr int64_t kStreamAhead = 48 << 10; // bytes, into the second-level cache: the first is full of what is in use
 
 template <int kBegin, int kEnd, int kMost> inline __attribute__((always_inline)) void fetch_lines(const char* ahead) {
@@ -249,10 +232,4 @@ void linear_amx(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0,
 
 void linear_compact(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
     linear_tiles<CompactPanels>(a, row0, row1, block0, block1);
-}
-
-void linear_grouped(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
-    constexpr decltype(&linear_tiles<PlainPanels>) kLinear[] = {linear_tiles<GroupedPanels<4>>, linear_tiles<GroupedPanels<5>>,
-                                                                linear_tiles<GroupedPanels<6>>, linear_tiles<GroupedPanels<8>>};
-    kLinear[index_of_bits(a.group_bits)](a, row0, row1, block0, block1);
 }

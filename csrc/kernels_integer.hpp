@@ -12,17 +12,31 @@ template <bool kBf16> inline void load_group(const void* x, int64_t at, Vec (&to
     }
 }
 
+// Values 255 * high + low of x, which is at most largest_value(2): their bytes, and their sums.
+inline HalfSums dround_levels(const Vec (&x)[kGroup / W], char* highs, char* lows) {
+    Vec high[kGroup / W], low[kGroup / W];
+    for (int v = 0; v < kGroup / W; ++v) {
+        const Vec whole = vround(x[v]);
+        high[v] = vround(vmul(whole, vset(1.0f / 255))); // never between two, as 255 is odd
+        low[v] = vsub(whole, vmul(high[v], vset(255.0f)));
+    }
+    const HalfSums above = dround_bytes(high, highs), below = dround_bytes(low, lows);
+    return {255 * above.first + below.first, 255 * above.second + below.second};
+}
+
 // Up to kGroupsAtOnce groups, from element `at` on. The definition is in octavo/backends/base.py, at linear. A group's scale and
 // then its numbers are one long chain; a processor cannot look far enough ahead to overlap many, so all scales come first.
-template <bool kBf16>
+template <bool kBf16, int kLevels>
 inline void quantize_groups_at(const QuantizeArgs& a, int64_t at, int64_t groups, char* record, int64_t stride) {
+    constexpr float kLargest = largest_value(kLevels);
+    const int64_t low = record_bytes(a.bits, 1);
     uint32_t largest[kGroupsAtOnce][4];
     float inverse[kGroupsAtOnce], scale[kGroupsAtOnce];
     for (int64_t g = 0; g < groups; ++g) {
         Vec x[kGroup / W];
         load_group<kBf16>(a.x, at + g * kGroup, x);
         __builtin_prefetch(record + g * stride, 1); // others read these records before: it takes a while to make them one's own
-        __builtin_prefetch(record + g * stride + kGroup + 7, 1);
+        __builtin_prefetch(record + g * stride + kLevels * kGroup + 7, 1);
         dlargest(x, largest[g]); // magnitudes compare like their bits, and NaN is above all
     }
     for (int64_t g = 0; g < groups; ++g) {
@@ -31,18 +45,20 @@ inline void quantize_groups_at(const QuantizeArgs& a, int64_t at, int64_t groups
         float magnitude;
         __builtin_memcpy(&magnitude, &bits, sizeof magnitude);
         const bool finite = bits < 0x7F800000u, usable = finite && magnitude >= 1e-30f;
-        inverse[g] = usable ? 127.0f / magnitude : 0.0f;
-        scale[g] = usable ? magnitude / 127.0f : finite ? 0.0f : __builtin_nanf("");
+        inverse[g] = usable ? kLargest / magnitude : 0.0f;
+        scale[g] = usable ? magnitude / kLargest : finite ? 0.0f : __builtin_nanf("");
     }
     for (int64_t g = 0; g < groups; ++g, record += stride) {
         HalfSums sums{0, 0};
         if (inverse[g] == 0.0f) {
             __builtin_memset(record, 0, kGroup);
+            if (kLevels == 2) __builtin_memset(record + low, 0, kGroup);
         } else {
             Vec x[kGroup / W];
             load_group<kBf16>(a.x, at + g * kGroup, x);
             for (Vec& v : x) v = vmul(v, vset(inverse[g]));
-            sums = dround_bytes(x, record);
+            if constexpr (kLevels == 2) sums = dround_levels(x, record, record + low);
+            else sums = dround_bytes(x, record);
         }
         __builtin_memcpy(record + kGroup, &scale[g], sizeof(float));
         const float scaled = scale[g] * static_cast<float>(sums.first + sums.second);
@@ -54,15 +70,18 @@ inline void quantize_groups_at(const QuantizeArgs& a, int64_t at, int64_t groups
 }
 
 // Row `row`; the records of its groups are `stride` bytes apart.
-template <bool kBf16> void quantize_row(const QuantizeArgs& a, int64_t row, char* record, int64_t stride) {
+template <bool kBf16, int kLevels> void quantize_row(const QuantizeArgs& a, int64_t row, char* record, int64_t stride) {
     for (int64_t g = 0; g < a.groups; g += kGroupsAtOnce) {
-        quantize_groups_at<kBf16>(a, (row * a.groups + g) * kGroup, min64(kGroupsAtOnce, a.groups - g), record + g * stride, stride);
+        const int64_t groups = min64(kGroupsAtOnce, a.groups - g);
+        quantize_groups_at<kBf16, kLevels>(a, (row * a.groups + g) * kGroup, groups, record + g * stride, stride);
     }
 }
 
 void quantize_rows(const QuantizeArgs& a, int64_t tile0, int64_t tile1) {
-    const int64_t bytes = record_bytes(a.bits);
-    const auto quantize = a.x_bf16 ? quantize_row<true> : quantize_row<false>;
+    const int64_t bytes = record_bytes(a.bits, a.levels);
+    const auto one_level = a.x_bf16 ? quantize_row<true, 1> : quantize_row<false, 1>;
+    const auto two_levels = a.x_bf16 ? quantize_row<true, 2> : quantize_row<false, 2>;
+    const auto quantize = a.levels == 2 ? two_levels : one_level;
     for (int64_t tile = tile0; tile < tile1; ++tile) {
         const int64_t row0 = tile_row(a.rows, a.tiles, tile), size = tile_row(a.rows, a.tiles, tile + 1) - row0;
         for (int64_t r = 0; r < size; ++r) {
@@ -90,14 +109,21 @@ inline int32_t offset_of_half(const char* record, int half) { return word_at(rec
 
 // Loops over rows and vectors are unrolled by word: a compiler that leaves one of them a loop keeps all sums in memory.
 
-// The exact dots of a group, for R rows and V vectors of outputs, `w` being those of the first vector.
-template <int R, int V> inline __attribute__((always_inline)) void dot_group4(Dots (&dots)[R][V], const char* x, const char* w) {
+// A place that no compiler knows, so that it does not keep what it has loaded there before: registers hold no more.
+inline __attribute__((always_inline)) const char* anew(const char* p) {
+    __asm__ volatile("" : "+r"(p));
+    return p;
+}
+
+// The exact dots of a group's bytes at x, for R rows `kStride` bytes apart and V vectors of outputs, `w` being those of the first
+// vector. They are added to those that are given.
+template <int R, int V, int kStride> inline __attribute__((always_inline)) void dot_bytes4(Dots (&dots)[R][V], const char* x, const char* w) {
     constexpr int kLines = 4;
     Fours sums[R][V];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) sums[r][v] = dzero();
+        for (int v = 0; v < V; ++v) sums[r][v] = dstart4(dots[r][v]);
     }
 #pragma GCC unroll 4
     for (int line = 0; line < kLines; ++line) {
@@ -110,13 +136,13 @@ template <int R, int V> inline __attribute__((always_inline)) void dot_group4(Do
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const Quad quad = dquad4(word_at(x + r * record_bytes(4) + line * 4));
+            const Quad quad = dquad4(word_at(x + r * kStride + line * 4));
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], low[v], quad);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const Quad quad = dquad4(word_at(x + r * record_bytes(4) + (line + kLines) * 4));
+            const Quad quad = dquad4(word_at(x + r * kStride + (line + kLines) * 4));
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], high[v], quad);
         }
@@ -124,18 +150,12 @@ template <int R, int V> inline __attribute__((always_inline)) void dot_group4(Do
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) dots[r][v] = dsum4(sums[r][v]);
+        for (int v = 0; v < V; ++v) dots[r][v] = dend4(dots[r][v], sums[r][v]);
     }
 }
 
-template <int R, int V> inline __attribute__((always_inline)) void dot_group8(Dots (&dots)[R][V], const char* x, const char* w) {
+template <int R, int V, int kStride> inline __attribute__((always_inline)) void dot_bytes8(Dots (&dots)[R][V], const char* x, const char* w) {
     constexpr int kLines = 8;
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-        const Dots start = kShifted ? dset(offset_of_all(x + r * record_bytes(8))) : dzero();
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) dots[r][v] = start;
-    }
 #pragma GCC unroll 8
     for (int line = 0; line < kLines; ++line) {
         Eights weights[V];
@@ -145,15 +165,15 @@ template <int R, int V> inline __attribute__((always_inline)) void dot_group8(Do
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const Quad8 quad = dquad8(word_at(x + r * record_bytes(8) + line * 4));
+            const Quad8 quad = dquad8(word_at(x + r * kStride + line * 4));
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) dots[r][v] = ddot8(dots[r][v], weights[v], quad);
         }
     }
 }
 
-// Adds the dots of one half of a group's inputs, with 5 or 6 bits.
-template <int R, int V, int kBits, int kHalf>
+// The same for one half of a group's inputs, with 5 or 6 bits.
+template <int R, int V, int kStride, int kBits, int kHalf>
 inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const char* x, const char* w) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
@@ -165,60 +185,77 @@ inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const ch
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const Quad8 quad = dquad8(word_at(x + r * record_bytes(kBits) + (kFirst + i) * 4));
+            const Quad8 quad = dquad8(word_at(x + r * kStride + (kFirst + i) * 4));
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) dots[r][v] = ddot8(dots[r][v], weights[v], quad);
         }
     }
 }
 
+// The exact dots of a group's values, and an offset(row): those of their bytes, level by level, each of which bytes(dots, x, w)
+// adds.
+template <int kBits, int kLevels, int R, int V, class Offset, class Call>
+inline __attribute__((always_inline)) void dot_levels(Dots (&dots)[R][V], const char* x, const char* w, const Offset& offset,
+                                                      const Call& bytes) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        const Dots start = kLevels == 1 ? offset(r) : dzero();
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) dots[r][v] = start;
+    }
+    bytes(dots, x, w);
+    if constexpr (kLevels == 2) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const Dots own = offset(r);
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) dots[r][v] = dadd(dtimes255(dots[r][v]), own);
+        }
+        bytes(dots, x + record_bytes(kBits, 1), anew(w));
+    }
+}
+
 // One group's products with 6 bits, of N vectors of outputs from `first` on: what both halves give, and then the activations'
 // scale. At a place that no compiler knows, so that it does not keep what it has loaded for other vectors.
-template <int N, int R, int V>
+template <int N, int kLevels, int R, int V>
 inline __attribute__((always_inline)) void accumulate_group6(Vec (&acc)[R][V], int first, const char* x, const char* w,
                                                              const char* scales) {
-    __asm__ volatile("" : "+r"(x));
+    constexpr int kStride = record_bytes(6, kLevels);
+    x = anew(x);
     Dots dots[R][N];
     Vec products[R][N];
     w += place_of_column(6, first * W);
     scales += first * W * 2;
-    const auto start = [&](int half) __attribute__((always_inline)) {
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const Dots offset = dset(offset_of_half(x + r * record_bytes(6), half));
-#pragma GCC unroll 8
-            for (int v = 0; v < N; ++v) dots[r][v] = offset;
-        }
+    const auto offset = [&](int half) {
+        return [=](int r) __attribute__((always_inline)) { return dset(offset_of_half(x + r * kStride, half)); };
     };
-    start(0);
-    dot_half<R, N, 6, 0>(dots, x, w);
+    dot_levels<6, kLevels>(dots, x, w, offset(0), dot_half<R, N, kStride, 6, 0>);
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) {
         const Vec scale = vload_half(scales + v * W * 2);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) products[r][v] = vmul(dfloat(dots[r][v]), scale);
     }
-    start(1);
-    dot_half<R, N, 6, 1>(dots, x, w);
+    dot_levels<6, kLevels>(dots, x, w, offset(1), dot_half<R, N, kStride, 6, 1>);
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) {
         const Vec scale = vload_half(scales + (kIntegerColumns + v * W) * 2);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             products[r][v] = vfma(dfloat(dots[r][v]), scale, products[r][v]);
-            acc[r][first + v] = vfma(products[r][v], vset(scale_at(x + r * record_bytes(6))), acc[r][first + v]);
+            acc[r][first + v] = vfma(products[r][v], vset(scale_at(x + r * kStride)), acc[r][first + v]);
         }
     }
 }
 
 // Adds one group's products of R rows and V vectors of outputs, `w` and `scales` being those of the first vector.
-template <int R, int V, int kBits>
+template <int R, int V, int kBits, int kLevels>
 inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], const char* x, const char* w, const char* scales) {
     if constexpr (R == 1 && V > 1 && kBits != 4) { // in the order of memory: what reads ahead in hardware follows that
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
             Vec own[1][1] = {{acc[0][v]}};
-            accumulate_group<1, 1, kBits>(own, x, w + place_of_column(kBits, v * W), scales + v * W * 2);
+            accumulate_group<1, 1, kBits, kLevels>(own, x, w + place_of_column(kBits, v * W), scales + v * W * 2);
             acc[0][v] = own[0][0];
         }
         return;
@@ -226,22 +263,22 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
     if constexpr (kBits == 6) {
         constexpr int kTogether = R * V <= 8 ? V : 1; // registers hold no more
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v += kTogether) accumulate_group6<kTogether>(acc, v, x, w, scales);
+        for (int v = 0; v < V; v += kTogether) accumulate_group6<kTogether, kLevels>(acc, v, x, w, scales);
         return;
     }
+    constexpr int kStride = record_bytes(kBits, kLevels);
+    const auto none = [](int) __attribute__((always_inline)) { return dzero(); };
     Dots dots[R][V];
     if constexpr (kBits == 4) {
-        dot_group4(dots, x, w);
+        dot_levels<4, kLevels>(dots, x, w, none, dot_bytes4<R, V, kStride>);
     } else if constexpr (kBits == 8) {
-        dot_group8(dots, x, w);
+        const auto all = [=](int r) __attribute__((always_inline)) { return kShifted ? dset(offset_of_all(x + r * kStride)) : dzero(); };
+        dot_levels<8, kLevels>(dots, x, w, all, dot_bytes8<R, V, kStride>);
     } else {
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) dots[r][v] = dzero();
-        }
-        dot_half<R, V, kBits, 0>(dots, x, w);
-        dot_half<R, V, kBits, 1>(dots, x, w);
+        dot_levels<5, kLevels>(dots, x, w, none, [](Dots(&to)[R][V], const char* from, const char* with) __attribute__((always_inline)) {
+            dot_half<R, V, kStride, 5, 0>(to, from, with);
+            dot_half<R, V, kStride, 5, 1>(to, from, with);
+        });
     }
     constexpr bool kMinimums = kBits != 8;
 #pragma GCC unroll 8
@@ -250,8 +287,8 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
         const Vec minimum = kMinimums ? vload_half(scales + (kIntegerColumns + v * W) * 2) : vzero();
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            acc[r][v] = vfma(vmul(dfloat(dots[r][v]), scale), vset(scale_at(x + r * record_bytes(kBits))), acc[r][v]);
-            if (kMinimums) acc[r][v] = vfma(minimum, vset(scaled_sum_at(x + r * record_bytes(kBits))), acc[r][v]);
+            acc[r][v] = vfma(vmul(dfloat(dots[r][v]), scale), vset(scale_at(x + r * kStride)), acc[r][v]);
+            if (kMinimums) acc[r][v] = vfma(minimum, vset(scaled_sum_at(x + r * kStride)), acc[r][v]);
         }
     }
 }
@@ -271,9 +308,9 @@ struct TilePass {
 // Times that a tile walks its groups: as often as registers are too narrow for a block.
 constexpr int kPasses = kIntegerColumns / (kIntegerVecs * W);
 
-template <int R, int kBits>
+template <int R, int kBits, int kLevels>
 __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
-    constexpr int V = kIntegerVecs, kStep = R * record_bytes(kBits);
+    constexpr int V = kIntegerVecs, kStep = R * record_bytes(kBits, kLevels);
     constexpr int64_t kBytes = group_bytes(kBits);
     const bool first = pass.group0 == 0, last = pass.group1 == a.groups;
     const int64_t fetch_bytes = (pass.fetch_bytes + kPasses - 1) / kPasses, later_bytes = (pass.later_bytes + kPasses - 1) / kPasses;
@@ -297,7 +334,7 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
                 for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
             }
             for (later_end += later_bytes; later < later_end; later += kLine) __builtin_prefetch(later, 0, 2);
-            accumulate_group<R, V, kBits>(acc, x, w + at, w + scales);
+            accumulate_group<R, V, kBits, kLevels>(acc, x, w + at, w + scales);
         }
         if (last) {
             int64_t columns[V];
@@ -316,10 +353,11 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
 typedef void (*IntegerTile)(const IntegerLinearArgs&, const TilePass&);
 
 struct IntegerTiles {
-    IntegerTile of[4][kIntegerRows + 1]{}; // [index of the bits][rows]
+    IntegerTile of[2][4][kIntegerRows + 1]{}; // [levels less one][index of the bits][rows]
     template <int kBits, int R> constexpr void fill() {
         if constexpr (R > 0) {
-            of[index_of_bits(kBits)][R] = integer_tile<R, kBits>;
+            of[0][index_of_bits(kBits)][R] = integer_tile<R, kBits, 1>;
+            of[1][index_of_bits(kBits)][R] = integer_tile<R, kBits, 2>;
             fill<kBits, R - 1>();
         }
     }
@@ -369,7 +407,7 @@ inline void fetch_later(Pieces* pieces, PieceLeft& left, TilePass& pass) {
 // lines that the first can wait for at a time are fewer than memory needs.
 void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block, PieceLeft& left) {
     alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
-    const IntegerTile* kernels = kIntegerTiles.of[index_of_bits(a.bits)];
+    const IntegerTile* kernels = kIntegerTiles.of[a.levels - 1][index_of_bits(a.bits)];
     const int64_t tiles = tile1 - tile0, row0 = tile_row(a.rows, a.tiles, tile0);
     const int64_t bytes = group_bytes(a.bits);
     const int64_t largest = (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / bytes;

@@ -56,36 +56,46 @@ struct HalfPass {
 
 constexpr int kTileDots = kTileRows * kTileRows;
 
-// The exact dots of half a block, in one of two places.
-template <int kPlace, int kBits> inline __attribute__((always_inline)) void dot_tiles(const char* x, const char* lines, int32_t* dots) {
+// The exact dots of half a block with bytes of activations, of rows kStride apart, in one of two places.
+template <int kPlace, int kStride> inline __attribute__((always_inline)) void dot_tiles(const char* x, const char* lines, int32_t* dots) {
     if constexpr (kPlace == 0) {
         OCTAVO_TILE_ZERO(0);
-        OCTAVO_TILE_LOAD(2, x, record_bytes(kBits));
+        OCTAVO_TILE_LOAD(2, x, kStride);
         OCTAVO_TILE_LOAD(4, lines, kLine);
         OCTAVO_TILE_DOT_BYTES(0, 2, 4);
         OCTAVO_TILE_STORE(0, dots, kTileRows * 4);
     } else {
         OCTAVO_TILE_ZERO(1);
-        OCTAVO_TILE_LOAD(3, x, record_bytes(kBits));
+        OCTAVO_TILE_LOAD(3, x, kStride);
         OCTAVO_TILE_LOAD(5, lines, kLine);
         OCTAVO_TILE_DOT_BYTES(1, 3, 5);
         OCTAVO_TILE_STORE(1, dots, kTileRows * 4);
     }
 }
 
-// Those of a group: all its inputs, or with 6 bits each half of them.
-template <int kPlace, int kBits> inline __attribute__((always_inline)) void dot_group(const char* x, const char* lines, int32_t* dots) {
+constexpr int kHalves(int bits) { return bits == 6 ? 2 : 1; } // parts of a group that have dots of their own
+
+// Those of a group, level by level of the activations: all its inputs, or with 6 bits each half of them.
+template <int kPlace, int kBits, int kLevels>
+inline __attribute__((always_inline)) void dot_group(const char* x, const char* lines, int32_t* dots) {
+    constexpr int kStride = record_bytes(kBits, kLevels), kLow = record_bytes(kBits, 1);
     if constexpr (kBits == 6) {
-        dot_tiles<0, kBits>(x, lines, dots);
-        dot_tiles<1, kBits>(x + kGroup / 2, lines + kGroup / 8 * kLine, dots + kTileDots);
+#pragma GCC unroll 2
+        for (int level = 0; level < kLevels; ++level, x += kLow, dots += 2 * kTileDots) {
+            dot_tiles<0, kStride>(x, lines, dots);
+            dot_tiles<1, kStride>(x + kGroup / 2, lines + kGroup / 8 * kLine, dots + kTileDots);
+        }
+    } else if constexpr (kLevels == 2) {
+        dot_tiles<0, kStride>(x, lines, dots);
+        dot_tiles<1, kStride>(x + kLow, lines, dots + kTileDots);
     } else {
-        dot_tiles<kPlace, kBits>(x, lines, dots);
+        dot_tiles<kPlace, kStride>(x, lines, dots);
     }
 }
 
 // Adds products to the sums, as accumulate_group does; `dots` are those of unsigned bytes, with 6 bits of one half of a group's
-// inputs and then of the other.
-template <int R, int kBits>
+// inputs and then of the other, and then those of the next level.
+template <int R, int kBits, int kLevels>
 inline __attribute__((always_inline)) void scale_tile(Vec (&acc)[R][kTileRows / W], const int32_t* dots, const char* x,
                                                       const char* scales) {
     constexpr bool kMinimums = kBits < 6;
@@ -95,10 +105,15 @@ inline __attribute__((always_inline)) void scale_tile(Vec (&acc)[R][kTileRows / 
         const Vec second = kBits < 8 ? vload_half(scales + (kIntegerColumns + v * W) * 2) : vzero();
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            const char* record = x + r * record_bytes(kBits);
+            const char* record = x + r * record_bytes(kBits, kLevels);
             const auto exact = [&](int half) __attribute__((always_inline)) {
-                Dots found;
-                __builtin_memcpy(&found, dots + half * kTileDots + r * kTileRows + v * W, sizeof found);
+                const int32_t* from = dots + half * kTileDots + r * kTileRows + v * W;
+                Dots found, low;
+                __builtin_memcpy(&found, from, sizeof found);
+                if constexpr (kLevels == 2) {
+                    __builtin_memcpy(&low, from + kHalves(kBits) * kTileDots, sizeof low);
+                    found = dadd(dtimes255(found), low);
+                }
                 if (kBits == 6) return dfloat(dadd(found, dset(offset_of_half(record, half))));
                 return dfloat(kBits == 8 ? dadd(found, dset(offset_of_all(record))) : found);
             };
@@ -110,8 +125,9 @@ inline __attribute__((always_inline)) void scale_tile(Vec (&acc)[R][kTileRows / 
     }
 }
 
-template <int R, int kBits> __attribute__((noinline)) void multiply_half(const HalfPass& pass) {
-    constexpr int V = kTileRows / W, kStep = R * record_bytes(kBits), kDots = kBits == 6 ? 2 : 1; // tiles of dots of a group
+template <int R, int kBits, int kLevels> __attribute__((noinline)) void multiply_half(const HalfPass& pass) {
+    constexpr int V = kTileRows / W, kStep = R * record_bytes(kBits, kLevels);
+    constexpr int kDots = kHalves(kBits) * kLevels; // tiles of dots of a group
     alignas(64) int32_t dots[2][kDots * kTileDots];
     Vec acc[R][V];
 #pragma GCC unroll 16
@@ -121,17 +137,17 @@ template <int R, int kBits> __attribute__((noinline)) void multiply_half(const H
     }
     const char *x = pass.x, *lines = pass.lines, *scales = pass.scales;
     const char *fetch = pass.fetch, *later = pass.later;
-    dot_group<0, kBits>(x, lines, dots[0]);
+    dot_group<0, kBits, kLevels>(x, lines, dots[0]);
     for (int64_t g = 0; g < pass.groups; g += 2) {
         for (int64_t i = 0; i < pass.fetch_lines; ++i, fetch += kLine) __builtin_prefetch(fetch, 0, 2);
         for (int64_t i = 0; i < pass.later_lines; ++i, later += kLine) __builtin_prefetch(later, 0, 2);
-        if (g + 1 < pass.groups) dot_group<1, kBits>(x + kStep, lines += pass.lines_step, dots[1]);
-        scale_tile<R, kBits>(acc, dots[0], x, scales);
+        if (g + 1 < pass.groups) dot_group<1, kBits, kLevels>(x + kStep, lines += pass.lines_step, dots[1]);
+        scale_tile<R, kBits, kLevels>(acc, dots[0], x, scales);
         x += kStep;
         scales += pass.scales_step;
         if (g + 1 == pass.groups) break;
-        if (g + 2 < pass.groups) dot_group<0, kBits>(x + kStep, lines += pass.lines_step, dots[0]);
-        scale_tile<R, kBits>(acc, dots[1], x, scales);
+        if (g + 2 < pass.groups) dot_group<0, kBits, kLevels>(x + kStep, lines += pass.lines_step, dots[0]);
+        scale_tile<R, kBits, kLevels>(acc, dots[1], x, scales);
         x += kStep;
         scales += pass.scales_step;
     }
@@ -145,10 +161,11 @@ template <int R, int kBits> __attribute__((noinline)) void multiply_half(const H
 typedef void (*HalfKernel)(const HalfPass&);
 
 struct HalfKernels {
-    HalfKernel of[4][kTileRows + 1]{}; // [index of the bits][rows]
+    HalfKernel of[2][4][kTileRows + 1]{}; // [levels less one][index of the bits][rows]
     template <int kBits, int R> constexpr void fill() {
         if constexpr (R > 0) {
-            of[index_of_bits(kBits)][R] = multiply_half<R, kBits>;
+            of[0][index_of_bits(kBits)][R] = multiply_half<R, kBits, 1>;
+            of[1][index_of_bits(kBits)][R] = multiply_half<R, kBits, 2>;
             fill<kBits, R - 1>();
         }
     }
@@ -191,7 +208,7 @@ inline void multiply_block_tiles(const IntegerLinearArgs& a, int64_t tile0, int6
             if (rows != configured) tile_configure(integer_tile_config(rows, a.bits));
             configured = rows;
             float* own = sums + (tile - tile0) * kTileRows * kIntegerColumns;
-            pass.x = a.x + (row * a.groups + group0 * rows) * record_bytes(a.bits);
+            pass.x = a.x + (row * a.groups + group0 * rows) * record_bytes(a.bits, a.levels);
             for (int half = 0; half < 2; ++half) {
                 pass.lines = (unpack ? bytes : w) + half * 8 * kLine;
                 pass.scales = w + scale_of_column(a.bits, half * kTileRows);
@@ -199,7 +216,7 @@ inline void multiply_block_tiles(const IntegerLinearArgs& a, int64_t tile0, int6
                 fetch_later(a.pieces, left, share);
                 pass.later = share.later;
                 pass.later_lines = (2 * share.later_bytes + kLine - 1) / kLine;
-                kHalfKernels.of[index_of_bits(a.bits)][rows](pass);
+                kHalfKernels.of[a.levels - 1][index_of_bits(a.bits)][rows](pass);
                 pass.fetch += (groups + 1) / 2 * pass.fetch_lines * kLine;
             }
             for (int64_t r = 0; chunk == chunks - 1 && r < rows; ++r) {

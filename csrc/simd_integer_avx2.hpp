@@ -8,6 +8,7 @@ constexpr int kIntegerRows = 6, kIntegerVecs = 1;
 inline Dots dzero() { return _mm256_setzero_si256(); }
 inline Dots dset(int32_t x) { return _mm256_set1_epi32(x); }
 inline Dots dadd(Dots a, Dots b) { return _mm256_add_epi32(a, b); }
+inline Dots dtimes255(Dots a) { return _mm256_sub_epi32(_mm256_slli_epi32(a, 8), a); }
 inline Bytes dload(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline Bytes dlow(Bytes b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
 inline Bytes dhigh(Bytes b) { return _mm256_and_si256(_mm256_srli_epi16(b, 4), _mm256_set1_epi8(15)); }
@@ -43,7 +44,7 @@ inline HalfSums dround_bytes(const Vec (&x)[4], char* p) {
     return {_mm_cvtsi128_si32(sums), _mm_extract_epi32(sums, 2)};
 }
 
-using Fours = __m256i; // sums on their way to dots
+using Fours = __m256i; // sums on their way to dots, to which those that there are may be added at the start or at the end
 using Quad = __m256i;
 using Quad8 = __m256i;
 inline Quad dquad4(int32_t x) { return _mm256_set1_epi32(x); }
@@ -54,7 +55,8 @@ inline Quad8 dquad8(int32_t x) { return _mm256_set1_epi32(x); }
 using Eights = __m256i;
 constexpr bool kShifted = true; // 8 bits are multiplied as value + 128
 inline Fours ddot4(Fours acc, Bytes w, Quad x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
-inline Dots dsum4(Fours sums) { return sums; }
+inline Fours dstart4(Dots before) { return before; }
+inline Dots dend4(Dots, Fours sums) { return sums; }
 inline Eights deights(Bytes w) { return w; }
 inline Eights dsmall(Bytes w) { return w; } // as they are, below 128
 inline Dots ddot8(Dots acc, Eights w, Quad8 x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
@@ -72,7 +74,8 @@ inline __m256i dhere(__m256i sum) {
 }
 // Those of a whole group fit 16 bits: 8 * 2 * 15 * 127.
 inline Fours ddot4(Fours acc, Bytes w, Quad x) { return dhere(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x))); }
-inline Dots dsum4(Fours sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+inline Fours dstart4(Dots) { return dzero(); }
+inline Dots dend4(Dots before, Fours sums) { return dadd(before, _mm256_madd_epi16(sums, _mm256_set1_epi16(1))); }
 inline Eights deights(Bytes w) {
     const __m256i values = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
     return {values, _mm256_abs_epi8(values)};

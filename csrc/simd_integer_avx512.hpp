@@ -8,6 +8,7 @@ constexpr int kIntegerRows = 6, kIntegerVecs = 2;
 inline Dots dzero() { return _mm512_setzero_si512(); }
 inline Dots dset(int32_t x) { return _mm512_set1_epi32(x); }
 inline Dots dadd(Dots a, Dots b) { return _mm512_add_epi32(a, b); }
+inline Dots dtimes255(Dots a) { return _mm512_sub_epi32(_mm512_slli_epi32(a, 8), a); }
 inline Bytes dload(const char* p) { return _mm512_loadu_si512(p); }
 inline Bytes dlow(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
 inline Bytes dhigh(Bytes b) { return _mm512_and_si512(_mm512_srli_epi16(b, 4), _mm512_set1_epi8(15)); }
@@ -43,7 +44,7 @@ inline HalfSums dround_bytes(const Vec (&x)[2], char* p) {
     return {_mm_cvtsi128_si32(_mm256_castsi256_si128(one)), _mm_cvtsi128_si32(_mm256_extracti128_si256(one, 1))};
 }
 
-using Fours = __m512i; // sums on their way to dots
+using Fours = __m512i; // sums on their way to dots, to which those that there are may be added at the start or at the end
 using Quad = __m512i;
 using Eights = __m512i;
 constexpr bool kShifted = true; // 8 bits are multiplied as value + 128
@@ -56,7 +57,8 @@ inline Eights dsmall(Bytes w) { return w; } // as they are, below 128
 using Quad8 = __m512i;
 inline Quad8 dquad8(int32_t x) { return _mm512_set1_epi32(x); }
 inline Fours ddot4(Fours acc, Bytes w, Quad x) { return _mm512_dpbusd_epi32(acc, w, x); }
-inline Dots dsum4(Fours sums) { return sums; }
+inline Fours dstart4(Dots before) { return before; }
+inline Dots dend4(Dots, Fours sums) { return sums; }
 inline Dots ddot8(Dots acc, Eights w, Quad8 x) { return _mm512_dpbusd_epi32(acc, w, x); }
 
 #else
@@ -75,7 +77,8 @@ inline Quad8 dquad8(int32_t x) {
 }
 // Those of a whole group fit 16 bits: 8 * 2 * 15 * 127.
 inline Fours ddot4(Fours acc, Bytes w, Quad x) { return dhere(_mm512_add_epi16(acc, _mm512_maddubs_epi16(w, x))); }
-inline Dots dsum4(Fours sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
+inline Fours dstart4(Dots) { return dzero(); }
+inline Dots dend4(Dots before, Fours sums) { return dadd(before, _mm512_madd_epi16(sums, _mm512_set1_epi16(1))); }
 inline Dots ddot8(Dots acc, Eights w, Quad8 x) {
     const __m512i even = _mm512_madd_epi16(_mm512_and_si512(w, _mm512_set1_epi16(255)), x.even);
     const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), x.odd);

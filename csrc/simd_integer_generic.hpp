@@ -9,6 +9,7 @@ constexpr int kIntegerRows = 4, kIntegerVecs = 1;
 inline Dots dset(int32_t x) { return Dots{x, x, x, x}; }
 inline Dots dzero() { return dset(0); }
 inline Dots dadd(Dots a, Dots b) { return a + b; }
+inline Dots dtimes255(Dots a) { return a * 255; }
 inline Bytes dload(const char* p) {
     Bytes b;
     __builtin_memcpy(&b, p, sizeof b);
@@ -76,4 +77,5 @@ inline Dots ddot8(Dots acc, Eights w, Quad8 x) {
     return acc + dpairs(even, x.even) + dpairs(odd, x.odd);
 }
 inline Fours ddot4(Fours acc, Bytes w, Quad x) { return ddot8(acc, w, x); }
-inline Dots dsum4(Fours sums) { return sums; }
+inline Fours dstart4(Dots before) { return before; }
+inline Dots dend4(Dots, Fours sums) { return sums; }

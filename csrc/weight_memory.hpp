@@ -43,15 +43,11 @@ private:
 struct PackedWeight {
     // Of a matrix that is in memory, so that sizes do not overflow.
     PackedWeight(int64_t rows, int64_t columns, bool bf16, bool gated, WeightMemory& from);
-    // Of bf16 numbers in groups of so many bits; see integer.hpp.
-    PackedWeight(int64_t rows, int64_t columns, int group_bits, bool gated, WeightMemory::Slice memory)
-        : rows(rows), columns(columns), bf16(true), gated(gated), memory(std::move(memory)), group_bits(group_bits) {}
 
     int64_t rows, columns;
     bool bf16;
     bool gated; // gates and what they let through, in turns
     WeightMemory::Slice memory;
-    int group_bits = 0;
 
     // Of compact blocks, if `memory` holds them.
     std::vector<uint8_t> highs;

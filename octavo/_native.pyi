@@ -122,8 +122,9 @@ class Device:
         act_bfloat16: bool,
         bfloat16: np.dtype[np.generic],
         integer_kernels: str = "auto",
+        activation_bits: int = 8,
     ) -> None:
-        """``cores``: one for each thread to be pinned to, or empty."""
+        """``cores``: one for each thread to be pinned to, or empty. ``activation_bits``: 8 or 16, of products with integers."""
 
     @property
     def isa(self) -> str: ...
@@ -144,11 +145,6 @@ class Device:
     ) -> IntegerWeight:
         """A layout of ``octavo.quant.layouts``, its arrays seen as uint8 and uint16: ``values`` [rows, columns], with 4 bits
         [rows, columns / 2]; ``scales`` and ``minimums`` [rows, columns / 32], with 6 bits scales [rows, columns / 16]."""
-
-    def pack_grouped(
-        self, bits: int, values: np.ndarray, scales: np.ndarray, minimums: np.ndarray | None, *, gated: bool = False
-    ) -> PackedWeight:
-        """The same, multiplied as the bfloat16 numbers that it stands for. Refused by a device that computes in float32."""
 
     def embedding(self, ids: np.ndarray, table: PackedWeight | IntegerWeight) -> np.ndarray: ...
     def new_result(self, x: np.ndarray, columns: int) -> np.ndarray:

@@ -172,7 +172,7 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
         num_blocks = resolve_num_blocks(
             config, spec, max_model_len=max_model_len, memory=memory_before, weight_bytes=weight_bytes
         )
-        name = f"{checkpoint.path}:{weight_format}:{config.quantized_activations}"
+        name = f"{checkpoint.path}:{weight_format}:{config.activation_bits}"
         kv, cache = make_kv_cache(config, spec, backend, max_model_len=max_model_len, num_blocks=num_blocks, namespace=name)
     grammars = GrammarThread(lambda: open_frontend(config).vocabulary())  # opened when the first grammar is asked for
     return Parts(backend, model, checkpoint.config, kv, cache, max_model_len, weight_format, grammars)
@@ -339,7 +339,7 @@ def make_backend(config: EngineConfig, dtype: str) -> Backend:
     if config.backend == "reference":
         from octavo.backends.reference.backend import ReferenceBackend
 
-        return ReferenceBackend(compute_dtype=dtype, quantized_activations=config.quantized_activations)
+        return ReferenceBackend(compute_dtype=dtype, activation_bits=config.activation_bits)
     from octavo.backends.cpu.backend import CpuBackend
 
     try:
@@ -347,7 +347,7 @@ def make_backend(config: EngineConfig, dtype: str) -> Backend:
             compute_dtype=dtype,
             isa=config.isa,
             num_threads=config.num_threads,
-            quantized_activations=config.quantized_activations,
+            activation_bits=config.activation_bits,
         )
     except ImportError as error:
         raise ConfigError(f"the native kernels are not built: run `pip install .` or `make native` ({error})") from error

@@ -51,12 +51,11 @@ def check_weights_fit(
     """
 
     def least(weight_format: WeightFormat, dtype: str) -> int:
-        in_integers = config.quantized_activations or dtype != "float32"
-        if weight_format == "stored" and stored_bytes is not None and in_integers:
+        if weight_format == "stored" and stored_bytes is not None:
             return stored_bytes
         layers, vocabulary = matrix_sizes(model)
         of_layers = of_vocabulary = _BITS[dtype]
-        if weight_format in ("int8", "int4") and in_integers:
+        if weight_format in ("int8", "int4"):
             of_layers, of_vocabulary = (8.5 if weight_format == "int8" else 5.0), 8.5
         return int(layers * of_layers + vocabulary * of_vocabulary) // 8
 
@@ -68,7 +67,7 @@ def check_weights_fit(
         ("int8", dtype, {"quantization": "int8"}),
         ("int4", dtype, {"quantization": "int4"}),
     ]
-    if dtype == "float32" and (weight_format == "plain" or not config.quantized_activations):
+    if dtype == "float32" and weight_format == "plain":
         smaller.insert(0, (weight_format, "bfloat16", {"dtype": "bfloat16"}))
     ways = [
         _command(config, **changes, **room)

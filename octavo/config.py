@@ -37,10 +37,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Quantization,
         Meta(description="of weights; none: plain numbers; stored: as a GGUF file has them; int8, int4: done when loading"),
     ] = "none"
-    quantized_activations: Annotated[
-        bool,
-        Meta(description="with --quantization: activations in 8 bits too; off: as they are, more exact and slower"),
-    ] = True
+    activation_bits: Annotated[
+        Literal[8, 16],
+        Meta(description="with --quantization: of activations; 8: faster, 16: as exact as plain numbers"),
+    ] = 8
     kv_cache_dtype: Annotated[
         KVCacheDtype, Meta(description="of the KV cache; auto: as dtype; int8: with a scale for each token and kv head")
     ] = "auto"

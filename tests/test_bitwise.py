@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -34,6 +34,7 @@ class LoadedModel:
     backend: Backend
     weight_format: WeightFormat
     kv_cache_dtype: KVCacheDtype
+    activation_bits: Literal[8, 16]
 
 
 def load(
@@ -41,22 +42,24 @@ def load(
     dtype: str,
     weight_format: WeightFormat,
     kv_cache_dtype: KVCacheDtype = "auto",
+    activation_bits: Literal[8, 16] = 8,
     *,
     num_threads: int | None = None,
 ) -> LoadedModel:
     checkpoint = open_checkpoint(path)
-    backend = build.make_backend(EngineConfig(model="smollm2", num_threads=num_threads), dtype)
-    config, source = checkpoint.config, checkpoint.source
-    model = load_model(config, source, backend, max_model_len=MAX_MODEL_LEN, weight_format=weight_format)
-    return LoadedModel(config, model, backend, weight_format, kv_cache_dtype)
+    config = EngineConfig(model="smollm2", num_threads=num_threads, activation_bits=activation_bits)
+    backend = build.make_backend(config, dtype)
+    model = load_model(checkpoint.config, checkpoint.source, backend, max_model_len=MAX_MODEL_LEN, weight_format=weight_format)
+    return LoadedModel(checkpoint.config, model, backend, weight_format, kv_cache_dtype, activation_bits)
 
 
-VARIANTS: dict[str, tuple[str, WeightFormat, KVCacheDtype]] = {
-    "bfloat16": ("bfloat16", "plain", "auto"),
-    "float32": ("float32", "plain", "auto"),
-    "int8 cache": ("bfloat16", "plain", "int8"),
-    "as stored": ("bfloat16", "stored", "auto"),
-    "int8": ("bfloat16", "int8", "auto"),
+VARIANTS: dict[str, tuple[str, WeightFormat, KVCacheDtype, Literal[8, 16]]] = {
+    "bfloat16": ("bfloat16", "plain", "auto", 8),
+    "float32": ("float32", "plain", "auto", 8),
+    "int8 cache": ("bfloat16", "plain", "int8", 8),
+    "as stored": ("bfloat16", "stored", "auto", 8),
+    "as stored, activations in 16 bits": ("bfloat16", "stored", "auto", 16),
+    "int8": ("bfloat16", "int8", "auto", 8),
 }
 # Weights never see where keys and values lie: what only concerns that runs once for each kind of cache. In the order of the
 # variants, so that a model is loaded once.
@@ -226,5 +229,6 @@ def test_speculated_without_logits(loaded: LoadedModel, monkeypatch: pytest.Monk
 
 
 def test_another_number_of_threads(loaded: LoadedModel, alone: Outputs, smollm2_path: Path) -> None:
-    other = load(smollm2_path, loaded.backend.compute_dtype, loaded.weight_format, loaded.kv_cache_dtype, num_threads=1)
+    variant = (loaded.backend.compute_dtype, loaded.weight_format, loaded.kv_cache_dtype, loaded.activation_bits)
+    other = load(smollm2_path, *variant, num_threads=1)
     assert_same(run(engine_with(other), requests()), alone)

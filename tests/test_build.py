@@ -93,7 +93,6 @@ def fit(*, memory: int, stored: bool, model: ModelConfig = LARGE, **changes: Any
         (10, False, {}, ["int8", "int4"]),
         (7, False, {"quantization": "int8"}, ["int4"]),
         (14, False, {"dtype": "float32"}, ["none", "int8", "int4"]),
-        (12, True, {"dtype": "float32", "quantization": "stored", "quantized_activations": False}, ["stored"]),
     ],
 )
 def test_weights_that_do_not_fit_are_told_before_they_are_loaded(

@@ -137,16 +137,14 @@ class Ops(Protocol):
         """act[T, K] times weight[N, K] transposed -> float32[T, N]; plus bias float32[N]; plus residual float32[T, N], whose
         memory the result may take over.
 
-        With a weight in an integer layout, each row of x is quantized in groups of 32 inputs: a = 127 / (largest magnitude),
-        q = x * a rounded to nearest even, scale = (largest magnitude) / 127. A group whose largest is below 1e-30 counts as
-        zeros; one that is not finite makes the row NaN. An output is the sum over groups, in order, in float32, of
-        (dot(q, values) * weight scale) * scale, with minimums then also of minimum * (scale * sum(q)); dots are exact. In
-        Int6Group the first product is the sum of those of both halves.
+        With a weight in an integer layout, each row of x is quantized in groups of 32 inputs to whole numbers up to L, which is
+        32512 where the backend was made with ``activation_bits=16`` and 127 with 8: a = L / (largest magnitude), q = x * a
+        rounded to nearest even, scale = (largest magnitude) / L. A group whose largest is below 1e-30 counts as zeros; one that
+        is not finite makes the row NaN. An output is the sum over groups, in order, in float32, of (dot(q, values) * weight
+        scale) * scale, with minimums then also of minimum * (scale * sum(q)); dots are exact, and rounded to float32 where they
+        need more bits than that has. In Int6Group the first product is the sum of those of both halves.
 
-        A weight in ``Stacked`` is its parts', side by side. It is for this op alone, without gates.
-
-        A backend made with ``quantized_activations=False`` leaves x as it is, and the weight stands for the dense matrix that
-        ``Layout.dequantize`` gives: results are those of that matrix, bit for bit."""
+        A weight in ``Stacked`` is its parts', side by side. It is for this op alone, without gates."""
         ...
 
     def rms_norm(self, x: Array, weight: Array, *, eps: float) -> Array:

@@ -106,7 +106,8 @@ def _field(field: Any, hint: Any) -> Field:
         base = typing.get_args(base)[0]
     choices: tuple[str, ...] = ()
     if typing.get_origin(base) is Literal:
-        choices, base = typing.get_args(base), str
+        values = typing.get_args(base)
+        choices, base = tuple(map(str, values)), type(values[0])
     kind: Any = "list" if typing.get_origin(base) is tuple else base.__name__
     of_numbers = kind == "list" and _is_int(typing.get_args(base)[0])
     return Field(field.name, kind, optional, choices, description, field.default, of_numbers)

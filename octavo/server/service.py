@@ -65,7 +65,7 @@ class Frontend(msgspec.Struct, frozen=True):
             default_sampling=model.default_sampling,
             priority_scheduling=config.scheduling_policy == "priority",
         )
-        arithmetic = (config.dtype, config.quantization, config.quantized_activations, config.kv_cache_dtype)
+        arithmetic = (config.dtype, config.quantization, config.activation_bits, config.kv_cache_dtype)
         digest = hashlib.sha256(msgspec.json.encode((model, *arithmetic, config.load_format)))
         ends = model.eos_token_ids
         grammars = GrammarChecker(lambda: vocabulary_of(tokenizer, vocab_size=model.vocab_size, eos_token_ids=ends))

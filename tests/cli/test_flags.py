@@ -22,7 +22,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "load_format": ("gguf", "gguf"),
     "dtype": ("float32", "float32"),
     "quantization": ("int4", "int4"),
-    "quantized_activations": ("false", False),
+    "activation_bits": ("16", 16),
     "kv_cache_dtype": ("bfloat16", "bfloat16"),
     "max_model_len": ("8K", 8192),
     "max_num_seqs": ("3", 3),

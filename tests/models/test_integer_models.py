@@ -3,7 +3,7 @@ in memory than in the file."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import numpy as np
@@ -71,24 +71,27 @@ def test_the_demo_model_in_integers_is_close_to_plain_numbers(
         assert backend.num_bytes < 1.01 * smollm2_path.stat().st_size
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_stored_integers_with_activations_as_they_are_give_the_logits_of_plain_numbers(smollm2_path: Path, dtype: str) -> None:
-    found, expected = (
-        logits_of(smollm2_path, CpuBackend(compute_dtype=dtype, quantized_activations=False), weight_format, PROMPT)
-        for weight_format in ("stored", "plain")
-    )
-    np.testing.assert_array_equal(found, expected)
+def test_activations_in_16_bits_give_the_logits_of_plain_numbers(smollm2_path: Path, plain: np.ndarray) -> None:
+    """Of float32 they are hardly different, and what bfloat16 adds is less than half of what 8 bits add."""
+
+    def error(dtype: str, weight_format: WeightFormat) -> float:
+        found = logits_of(smollm2_path, CpuBackend(compute_dtype=dtype, activation_bits=16), weight_format, PROMPT)
+        return float(np.sqrt(((found - plain) ** 2).mean()) / plain.std())
+
+    assert error("float32", "stored") < 2e-3
+    assert error("bfloat16", "stored") < 0.045
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
 def test_what_becomes_of_activations_is_the_configurations_choice(name: Any) -> None:
     weight, x = quantize_int8(np.eye(32, dtype=np.float32)), np.linspace(0.5, 1, 32, dtype=np.float32)[None]
     results = []
-    for chosen in (True, False):
-        backend = make_backend(EngineConfig(model="x", backend=name, quantized_activations=chosen), "float32")
+    bits: tuple[Literal[8, 16], ...] = (8, 16)
+    for chosen in bits:
+        backend = make_backend(EngineConfig(model="x", backend=name, activation_bits=chosen), "float32")
         results.append(np.array(backend.ops.linear(x, backend.weight(weight))))
     exact = x @ weight.dequantize().T
-    np.testing.assert_allclose(results[1], exact, rtol=1e-6)
+    np.testing.assert_allclose(results[1], exact, rtol=4e-5)
     assert np.abs(results[0] - exact).max() > 1e-4
 
 
@@ -105,19 +108,16 @@ def test_a_file_of_each_type_gives_the_same_logits_on_every_backend(kind: str, v
     assert np.sqrt(((native - stored) ** 2).mean()) < 0.02 * dense.std()  # a value at the edge of two steps may go either way
 
 
-@pytest.mark.parametrize("quantized", [True, False])
-def test_a_file_of_several_types_keeps_them_all(quantized: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_file_of_several_types_keeps_them_all(bits: int, tmp_path: Path) -> None:
     types = gguf.GGMLQuantizationType
     write(
         wide("qwen2"), tmp_path / "m.gguf", arch="qwen2", kind=types.Q4_1, kinds={"v_proj": types.Q8_0, "down_proj": types.Q5_0}
     )
     prompt = [token % 128 for token in PROMPT[:20]]
-    stored = logits_of(tmp_path / "m.gguf", ReferenceBackend(quantized_activations=quantized), "stored", prompt)
-    native = CpuBackend(compute_dtype="float32", quantized_activations=quantized)
+    stored = logits_of(tmp_path / "m.gguf", ReferenceBackend(activation_bits=bits), "stored", prompt)
+    native = CpuBackend(compute_dtype="float32", activation_bits=bits)
     assert np.sqrt(((logits_of(tmp_path / "m.gguf", native, "stored", prompt) - stored) ** 2).mean()) < 0.02 * stored.std()
-    if not quantized:
-        plain = logits_of(tmp_path / "m.gguf", native, "plain", prompt)
-        np.testing.assert_array_equal(logits_of(tmp_path / "m.gguf", native, "stored", prompt), plain)
 
 
 def wide(variant: str) -> Any:

@@ -48,12 +48,11 @@ class CpuBackend:
         isa: "auto" for the most capable usable instruction set, or one of ``_native.cpu_features()``; "amx_emulated" computes
             as "amx" would, slowly, on any machine.
         integer_kernels: "auto", or one of ``_native.integer_kernels(isa)``; all of an instruction set give the same bits.
-        quantized_activations: products with integer weights take activations in 8 bits; False: as they are, and the results are
-            those of the dequantized matrix.
+        activation_bits: of activations in products with integer weights, 8 or 16.
         num_threads: None: one for each core that affinity and control group allow.
 
     Raises:
-        ValueError: an unknown dtype, an instruction set that this machine cannot run, or no threads.
+        ValueError: an unknown dtype or number of bits, an instruction set that this machine cannot run, or no threads.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class CpuBackend:
         isa: str = "auto",
         num_threads: int | None = None,
         integer_kernels: str = "auto",
-        quantized_activations: bool = True,
+        activation_bits: int = 8,
     ) -> None:
         from octavo import _native
 
@@ -77,9 +76,9 @@ class CpuBackend:
             act_bfloat16=compute_dtype == "bfloat16",
             bfloat16=np.dtype(ml_dtypes.bfloat16),
             integer_kernels=integer_kernels,
+            activation_bits=activation_bits,
         )
         self.compute_dtype = compute_dtype
-        self._quantized_activations = quantized_activations
         self.isa: str = self._device.isa
         self.num_threads: int = self._device.num_threads
         self.ops = CpuOps(self._device, _native.HeadShape)
@@ -104,13 +103,10 @@ class CpuBackend:
         fused = gated and layout.shape[0] % (2 * _COLUMN_BLOCK) == 0
         if isinstance(layout, Dense):
             return self._device.pack(np.ascontiguousarray(layout.array), gated=fused)
-        if not self._quantized_activations and self.compute_dtype != "bfloat16":
-            return self._device.pack(layout.dequantize(), gated=fused)
         values = np.ascontiguousarray(layout.packed if isinstance(layout, Int4Group) else layout.values).view(np.uint8)
         scales = np.ascontiguousarray(layout.scales).view(np.uint16)
         minimums = None if layout.minimums is None else np.ascontiguousarray(layout.minimums).view(np.uint16)
-        pack = self._device.pack_integer if self._quantized_activations else self._device.pack_grouped
-        return pack(layout.bits, values, scales, minimums, gated=fused)
+        return self._device.pack_integer(layout.bits, values, scales, minimums, gated=fused)
 
     def tensor(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array, np.int32 if array.dtype.kind in "iu" else np.float32)

@@ -39,12 +39,11 @@ class ReferenceKVCache:
 
 class ReferenceBackend:
     """All of ``backends.base.Backend`` in numpy. compute_dtype "bfloat16" rounds activations and weights to bfloat16 and still
-    computes in float32. quantized_activations: as of ``CpuBackend``."""
+    computes in float32. activation_bits: as of ``CpuBackend``."""
 
-    def __init__(self, *, compute_dtype: str = "float32", quantized_activations: bool = True) -> None:
-        self._quantized_activations = quantized_activations
+    def __init__(self, *, compute_dtype: str = "float32", activation_bits: int = 8) -> None:
         self.compute_dtype = compute_dtype
-        self.ops = ReferenceOps(act=DTYPES[compute_dtype])
+        self.ops = ReferenceOps(act=DTYPES[compute_dtype], activation_bits=activation_bits)
 
     def describe(self) -> str:
         return f"reference, numpy {np.__version__}, {self.compute_dtype}"
@@ -54,11 +53,10 @@ class ReferenceBackend:
     @overload
     def weight(self, layout: Stacked, *, gated: bool = False) -> np.ndarray | StackedWeight: ...
     def weight(self, layout: Layout, *, gated: bool = False) -> np.ndarray | IntegerWeight | StackedWeight:
-        """A matrix in float32, rounded to the compute dtype; as it is if its products take activations in 8 bits. One that is
-        gated is no other."""
-        if not isinstance(layout, Dense) and self._quantized_activations:
-            if isinstance(layout, Stacked):
-                return StackedWeight(tuple(IntegerWeight.of(part) for part in layout.parts))
+        """A matrix in float32, rounded to the compute dtype; integers as they are. One that is gated is no other."""
+        if isinstance(layout, Stacked):
+            return StackedWeight(tuple(IntegerWeight.of(part) for part in layout.parts))
+        if not isinstance(layout, Dense):
             return IntegerWeight.of(layout)
         rounded: np.ndarray = layout.dequantize().astype(DTYPES[self.compute_dtype]).astype(np.float32)
         return rounded

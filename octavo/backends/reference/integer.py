@@ -1,7 +1,7 @@
 """Products with integer weights: what ``Ops.linear`` means there.
 
-Knows arrays and integer layouts only. All is exact but the float32 sum over groups: dots are computed as float32 products of
-matrices, in which every partial sum is a whole number below 2^24.
+Knows arrays and integer layouts only. Dots are exact: they are computed as products of matrices of floats in which every
+partial sum is a whole number that they have, below 2^24 in float32.
 """
 
 from dataclasses import dataclass
@@ -53,33 +53,39 @@ class StackedWeight:
     parts: tuple[IntegerWeight, ...]
 
 
-def quantize_activations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32[T, K] -> (whole numbers from -127 to 127 as float32[T, groups, GROUP], scales float32[T, groups])."""
-    return quantize_groups(x.reshape(x.shape[0], -1, GROUP))
+LARGEST = {8: 127, 16: 255 * 127 + 127}
+"""The largest value of an activation in so many bits. With 16 it is 255 * high + low, both from -127 to 127."""
 
 
-def quantize_groups(grouped: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32[..., n] -> (whole numbers from -127 to 127 as float32[..., n], scales float32[...])."""
+def quantize_activations(x: np.ndarray, bits: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    """float32[T, K] -> (whole numbers as float32[T, groups, GROUP], scales float32[T, groups])."""
+    return quantize_groups(x.reshape(x.shape[0], -1, GROUP), LARGEST[bits])
+
+
+def quantize_groups(grouped: np.ndarray, limit: int = 127) -> tuple[np.ndarray, np.ndarray]:
+    """float32[..., n] -> (whole numbers from -limit to limit as float32[..., n], scales float32[...])."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         largest = np.abs(grouped).max(axis=-1)
         usable = np.isfinite(largest) & (largest >= np.float32(SMALLEST))
-        inverse = np.where(usable, np.float32(127) / largest, np.float32(0))
+        inverse = np.where(usable, np.float32(limit) / largest, np.float32(0))
         quants = np.where(usable[..., None], np.rint(grouped * inverse[..., None]), np.float32(0))
-        scales = np.where(largest < np.float32(SMALLEST), np.float32(0), largest / np.float32(127))
+        scales = np.where(largest < np.float32(SMALLEST), np.float32(0), largest / np.float32(limit))
     return quants, np.where(np.isfinite(largest), scales, np.float32(np.nan))
 
 
-def linear(x: np.ndarray, weight: IntegerWeight) -> np.ndarray:
+def linear(x: np.ndarray, weight: IntegerWeight, activation_bits: int = 8) -> np.ndarray:
     """float32[T, K] -> float32[T, N]"""
     out = np.zeros((x.shape[0], weight.shape[0]), np.float32)
-    quants, scales = quantize_activations(x)
+    quants, scales = quantize_activations(x, activation_bits)
+    exact = np.float32 if activation_bits == 8 else np.float64
     sums = quants.sum(axis=2)
     parts = len(weight.values) // scales.shape[1]
     for group in range(scales.shape[1]):
         scale = scales[:, group, None]
         products = np.zeros_like(out)
         for part, inputs in enumerate(np.split(quants[:, group], parts, axis=1), group * parts):
-            products += inputs @ weight.values[part].T * weight.scales[part]
+            dots = inputs.astype(exact) @ weight.values[part].T.astype(exact)
+            products += dots.astype(np.float32) * weight.scales[part]
         out += products * scale
         if weight.minimums is not None:
             out += weight.minimums[group] * (scale * sums[:, group, None])

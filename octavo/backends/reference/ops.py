@@ -16,8 +16,9 @@ def _check_range(name: str, values: np.ndarray, low: int, high: int) -> None:
 class ReferenceOps:
     """See ``backends.base.Ops`` for what each op means; its docstrings are the specification, this is the same in code."""
 
-    def __init__(self, *, act: Any) -> None:
+    def __init__(self, *, act: Any, activation_bits: int = 8) -> None:
         self._act = act
+        self._activation_bits = activation_bits
 
     def embedding(self, ids: np.ndarray, table: np.ndarray | integer.IntegerWeight) -> np.ndarray:
         _check_range("token id", ids, 0, table.shape[0])
@@ -34,9 +35,11 @@ class ReferenceOps:
         residual: np.ndarray | None = None,
     ) -> np.ndarray:
         if isinstance(weight, integer.StackedWeight):
-            out = np.concatenate([integer.linear(x.astype(np.float32), part) for part in weight.parts], axis=1)
+            out = np.concatenate(
+                [integer.linear(x.astype(np.float32), part, self._activation_bits) for part in weight.parts], axis=1
+            )
         elif isinstance(weight, integer.IntegerWeight):
-            out = integer.linear(x.astype(np.float32), weight)
+            out = integer.linear(x.astype(np.float32), weight, self._activation_bits)
         else:
             out = np.empty((x.shape[0], weight.shape[0]), np.float32)
             for i, row in enumerate(x.astype(np.float32)):
