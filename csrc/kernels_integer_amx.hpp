@@ -73,8 +73,6 @@ template <int kPlace, int kStride> inline __attribute__((always_inline)) void do
     }
 }
 
-constexpr int kHalves(int bits) { return bits == 6 ? 2 : 1; } // parts of a group that have dots of their own
-
 // Those of a group, level by level of the activations: all its inputs, or with 6 bits each half of them.
 template <int kPlace, int kBits, int kLevels>
 inline __attribute__((always_inline)) void dot_group(const char* x, const char* lines, int32_t* dots) {
@@ -111,7 +109,7 @@ inline __attribute__((always_inline)) void scale_tile(Vec (&acc)[R][kTileRows / 
                 Dots found, low;
                 __builtin_memcpy(&found, from, sizeof found);
                 if constexpr (kLevels == 2) {
-                    __builtin_memcpy(&low, from + kHalves(kBits) * kTileDots, sizeof low);
+                    __builtin_memcpy(&low, from + kGroup / inputs_of_dot(kBits) * kTileDots, sizeof low);
                     found = dadd(dtimes255(found), low);
                 }
                 if (kBits == 6) return dfloat(dadd(found, dset(offset_of_half(record, half))));
@@ -127,7 +125,7 @@ inline __attribute__((always_inline)) void scale_tile(Vec (&acc)[R][kTileRows / 
 
 template <int R, int kBits, int kLevels> __attribute__((noinline)) void multiply_half(const HalfPass& pass) {
     constexpr int V = kTileRows / W, kStep = R * record_bytes(kBits, kLevels);
-    constexpr int kDots = kHalves(kBits) * kLevels; // tiles of dots of a group
+    constexpr int kDots = kGroup / inputs_of_dot(kBits) * kLevels; // tiles of dots of a group
     alignas(64) int32_t dots[2][kDots * kTileDots];
     Vec acc[R][V];
 #pragma GCC unroll 16

@@ -164,8 +164,9 @@ def test_a_row_depends_on_nothing_else(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("groups", [18, 50])
-def test_rows_keep_their_bits_at_every_batch_size(isa: str, kind: str, groups: int) -> None:
-    backend = device(isa)
+@pytest.mark.parametrize("bits", [8, 16])
+def test_rows_keep_their_bits_at_every_batch_size(isa: str, kind: str, groups: int, bits: int) -> None:
+    backend = device(isa, bits=bits)
     packed = backend.weight(random_weight(1, kind, 500, groups))
     x = normal(2, 400, groups * GROUP).astype(BF16)
     whole = backend.to_host(backend.ops.linear(x, packed))

@@ -84,7 +84,7 @@ def linear(x: np.ndarray, weight: IntegerWeight, activation_bits: int = 8) -> np
         scale = scales[:, group, None]
         products = np.zeros_like(out)
         for part, inputs in enumerate(np.split(quants[:, group], parts, axis=1), group * parts):
-            dots = inputs.astype(exact) @ weight.values[part].T.astype(exact)
+            dots = inputs.astype(exact, copy=False) @ weight.values[part].T.astype(exact, copy=False)
             products += dots.astype(np.float32) * weight.scales[part]
         out += products * scale
         if weight.minimums is not None:
