@@ -113,6 +113,7 @@ def load(
             "architecture": parts.model_config.architecture,
             "dtype": backend.compute_dtype,
             "weight_format": parts.weight_format,
+            "activation_bits": config.activation_bits,
             "kv_cache_dtype": spec.dtype,
             "backend": backend.describe(),
             "isa": getattr(backend, "isa", config.backend),
@@ -143,8 +144,9 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
         check_budgets(config, max_model_len)
     with watch.phase("start backend"):
         dtype = resolve_dtype(config, checkpoint.config)
-        weight_format = resolve_weight_format(config, checkpoint.kind)
         backend = around(make_backend(config, dtype))
+        isa = getattr(backend, "isa", config.backend)
+        weight_format = resolve_weight_format(config, checkpoint.kind, checkpoint.config, dtype=dtype, isa=isa)
         memory_before = backend.available_memory()
         spec = kv_cache_spec(config, checkpoint.config, dtype)
         check_weights_fit(
@@ -368,12 +370,15 @@ def resolve_dtype(config: EngineConfig, model: ModelConfig) -> str:
     return "float32" if config.dtype == "float" else config.dtype
 
 
-def resolve_weight_format(config: EngineConfig, kind: str) -> WeightFormat:
+def resolve_weight_format(config: EngineConfig, kind: str, model: ModelConfig, *, dtype: str, isa: str) -> WeightFormat:
     """How the weights of a checkpoint of this kind are computed.
 
     Raises:
         ConfigError: only a GGUF file has integers of its own.
     """
+    if config.quantization == "auto":
+        # With AMX plain numbers were faster from 32 sequences on; who asks for float32 asks for the most exact there is.
+        return "stored" if model.integer_types and dtype != "float32" and isa != "amx" else "plain"
     if config.quantization == "stored" and kind != "gguf":
         raise ConfigError("--quantization stored computes a GGUF file's own integers; for other checkpoints use int8 or int4")
     return "plain" if config.quantization == "none" else config.quantization

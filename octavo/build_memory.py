@@ -67,7 +67,7 @@ def check_weights_fit(
         ("int8", dtype, {"quantization": "int8"}),
         ("int4", dtype, {"quantization": "int4"}),
     ]
-    if dtype == "float32" and weight_format == "plain":
+    if dtype == "float32" and weight_format == "plain" and (config.quantization == "none" or stored_bytes is None):
         smaller.insert(0, (weight_format, "bfloat16", {"dtype": "bfloat16"}))
     ways = [
         _command(config, **changes, **room)

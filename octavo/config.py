@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 Dtype = Literal["auto", "bfloat16", "float32", "half", "float16", "float"]
-Quantization = Literal["none", "stored", "int8", "int4"]
+Quantization = Literal["auto", "none", "stored", "int8", "int4"]
 KVCacheDtype = Literal["auto", "bfloat16", "float32", "int8"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
 KVAllocation = Literal["paged", "orca-max", "orca-pow2", "orca-oracle", "fastertransformer"]
@@ -35,12 +35,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[Dtype, Meta(description="weights and activations; auto: bfloat16 unless the model is float32")] = "auto"
     quantization: Annotated[
         Quantization,
-        Meta(description="of weights; none: plain numbers; stored: as a GGUF file has them; int8, int4: done when loading"),
-    ] = "none"
+        Meta(
+            description="of weights; stored: a GGUF file's own integers; none: plain numbers; int8, int4: done when loading; "
+            "auto: stored where a file has integers, but none with AMX or --dtype float32"
+        ),
+    ] = "auto"
     activation_bits: Annotated[
         Literal[8, 16],
-        Meta(description="with --quantization: of activations; 8: faster, 16: as exact as plain numbers"),
-    ] = 8
+        Meta(description="of activations that meet integer weights; 16: as exact as plain numbers, 8: faster"),
+    ] = 16
     kv_cache_dtype: Annotated[
         KVCacheDtype, Meta(description="of the KV cache; auto: as dtype; int8: with a scale for each token and kv head")
     ] = "auto"

@@ -68,7 +68,10 @@ def fit(*, memory: int, stored: bool, model: ModelConfig = LARGE, **changes: Any
     config = EngineConfig(model="m", **changes)
     dtype, length = build.resolve_dtype(config, model), build.resolve_max_model_len(config, model)
     spec = build.kv_cache_spec(config, model, dtype)
-    weight_format = build.resolve_weight_format(config, "gguf" if stored else "safetensors")
+    types = ("Q4_K",) if stored else ()
+    model = msgspec.structs.replace(model, integer_types=types)
+    kind = "gguf" if stored else "safetensors"
+    weight_format = build.resolve_weight_format(config, kind, model, dtype=dtype, isa="avx512")
     build_memory.check_weights_fit(
         config,
         model,
@@ -79,20 +82,22 @@ def fit(*, memory: int, stored: bool, model: ModelConfig = LARGE, **changes: Any
         max_model_len=length,
         memory=memory,
     )
-    weights = {"stored": STORED, "int4": int(5.3 * GIB), "int8": int(8.0 * GIB)}.get(config.quantization, 0)
+    weights = {"stored": STORED, "int4": int(5.3 * GIB), "int8": int(8.0 * GIB)}.get(weight_format, 0)
     build_memory.resolve_num_blocks(config, spec, max_model_len=length, memory=memory, weight_bytes=weights)
 
 
 @pytest.mark.parametrize(
     ("memory", "stored", "changes", "proposed"),
     [
-        (11, True, {}, ["stored", "int8", "int4"]),
-        (8, True, {}, ["stored", "int4"]),
-        (6, True, {}, ["stored", "int4"]),
-        (5, True, {}, []),
+        (11, True, {"quantization": "none"}, ["stored", "int8", "int4"]),
+        (8, True, {"quantization": "none"}, ["stored", "int4"]),
+        (6, True, {"quantization": "none"}, ["stored", "int4"]),
+        (20, True, {"dtype": "float32"}, ["stored", "int8", "int4"]),
+        (20, True, {"dtype": "float32", "quantization": "none"}, ["none", "stored", "int8"]),
+        (4, True, {}, []),
         (10, False, {}, ["int8", "int4"]),
         (7, False, {"quantization": "int8"}, ["int4"]),
-        (14, False, {"dtype": "float32"}, ["none", "int8", "int4"]),
+        (14, False, {"dtype": "float32"}, ["auto", "int8", "int4"]),
     ],
 )
 def test_weights_that_do_not_fit_are_told_before_they_are_loaded(
@@ -110,7 +115,7 @@ def test_weights_that_do_not_fit_are_told_before_they_are_loaded(
 def test_a_context_is_shortened_where_only_that_makes_room() -> None:
     model = msgspec.structs.replace(LARGE, max_position_embeddings=131_072)
     with pytest.raises(ConfigError) as caught:
-        fit(memory=8 * GIB, stored=True, model=model)
+        fit(memory=8 * GIB, stored=True, model=model, quantization="none")
     commands = commands_in(str(caught.value))
     assert [command["quantization"] for command in commands] == ["stored", "int4"]
     for command in commands:
@@ -118,7 +123,9 @@ def test_a_context_is_shortened_where_only_that_makes_room() -> None:
         fit(memory=8 * GIB, stored=True, model=model, **command)
 
 
-@pytest.mark.parametrize(("memory", "changes"), [(40, {}), (9, {"quantization": "stored", "gpu_memory_utilization": 0.7})])
+@pytest.mark.parametrize(
+    ("memory", "changes"), [(14, {}), (40, {"quantization": "none"}), (9, {"gpu_memory_utilization": 0.7})]
+)
 def test_weights_that_fit_are_loaded(memory: int, changes: dict[str, Any]) -> None:
     fit(memory=memory * GIB, stored=True, **changes)
 

@@ -178,6 +178,7 @@ def _load(channel: Channel, started_at: float) -> SteppedEngine:
             num_pinned_blocks=loaded.engine.stats().blocks_pinned,
             dtype=facts["dtype"],
             weight_format=facts["weight_format"],
+            activation_bits=facts["activation_bits"],
             backend=facts["backend"],
             isa=facts["isa"],
             phases={"import": imported - started_at, "find model": told - imported, **phases},

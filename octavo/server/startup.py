@@ -26,12 +26,11 @@ def _of_integers(ready: Ready) -> list[str]:
     types = ", ".join(ready.model_config.integer_types)
     if not types:
         return []
-    if ready.weight_format != "plain":
-        return [f"weights {types}, computed in integers ({ready.weight_format})"]
-    return [
-        f"weights {types}, dequantized to {ready.dtype}: --quantization stored --activation-bits 16 keeps them as they are, in "
-        "less memory, mostly faster and as exact; without the second flag it is faster still, with activations in 8 bits"
-    ]
+    if ready.weight_format == "plain":
+        return [f"weights {types}, dequantized to {ready.dtype}: --quantization stored keeps them as they are, in less memory"]
+    faster = " (--activation-bits 8: faster, less exact)" if ready.activation_bits == 16 else ""
+    activations = f"activations in {ready.activation_bits} bits{faster}"
+    return [f"weights {types}, computed in integers ({ready.weight_format}), {activations}"]
 
 
 def breakdown(ready: Ready, *, process_start: float, spawned_at: float, now: float) -> dict[str, float]:

@@ -65,6 +65,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     num_pinned_blocks: int = 0
     dtype: str
     weight_format: str
+    activation_bits: int
     backend: str
     isa: str
     phases: dict[str, float]

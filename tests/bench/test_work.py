@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from octavo.backends.base import AttentionShape, KVCacheSpec
 from octavo.bench.roofline.timed import Call
-from octavo.bench.roofline.work import Work, kinds_of, work_of
+from octavo.bench.roofline.work import Precision, Work, kinds_of, work_of
 
 SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=8)
 CACHE = SimpleNamespace(spec=KVCacheSpec(3, SHAPE.num_kv_heads, SHAPE.head_dim, 4, "bfloat16"))
@@ -21,14 +21,20 @@ def call(op: str, *arguments: Any, result: Any = None, **keywords: Any) -> Call:
 
 
 @pytest.mark.parametrize(
-    ("bits", "dtype", "arithmetic"),
-    [(16, "bfloat16", "bf16"), (32, "float32", "fp32"), (9, "bfloat16", "int8"), (5, "float32", "int8")],
+    ("bits", "dtype", "activation_bits", "arithmetic", "dots"),
+    [
+        (16, "bfloat16", 16, "bf16", 1),
+        (32, "float32", 16, "fp32", 1),
+        (9, "bfloat16", 8, "int8", 1),
+        (5, "float32", 8, "int8", 1),
+        (5, "float32", 16, "int8", 2),
+    ],
 )
-def test_a_product(bits: int, dtype: str, arithmetic: str) -> None:
+def test_a_product(bits: int, dtype: str, activation_bits: int, arithmetic: str, dots: int) -> None:
     weight = SimpleNamespace(rows=64, columns=32, num_bytes=64 * 32 * bits // 8)
     x, out = np.zeros((3, 32), np.float32), np.zeros((3, 64), np.float32)
-    found = work_of(call("linear", x, weight, residual=out, result=out), compute_dtype=dtype)
-    assert found == Work(weight.num_bytes, x.nbytes + 2 * out.nbytes, 2 * 3 * 64 * 32, arithmetic)
+    found = work_of(call("linear", x, weight, residual=out, result=out), Precision(dtype, activation_bits))
+    assert found == Work(weight.num_bytes, x.nbytes + 2 * out.nbytes, dots * 2 * 3 * 64 * 32, arithmetic)
 
 
 @given(
@@ -49,7 +55,7 @@ def test_attention(sequences: list[tuple[int, int]], window: int | None) -> None
         seen = [range(max(0, end - (window or end)), end) for end in range(before + 1, before + count + 1)]
         pairs += sum(map(len, seen))
         read += len(set().union(*seen))
-    assert work_of(made, compute_dtype="bfloat16") == Work(
+    assert work_of(made, Precision("bfloat16")) == Work(
         streamed_bytes=read * 2 * 2 * 8 * 2,
         activation_bytes=qkv.nbytes + out.nbytes,
         flops=pairs * 6 * 8 * 4,
@@ -59,7 +65,7 @@ def test_attention(sequences: list[tuple[int, int]], window: int | None) -> None
 
 def test_an_op_that_nobody_knows_moves_its_arrays() -> None:
     x = np.zeros((2, 4), np.float32)
-    assert work_of(call("swizzle", x, 3, scale=x, result=x), compute_dtype="float32") == Work(0, 3 * 32, 0)
+    assert work_of(call("swizzle", x, 3, scale=x, result=x), Precision("float32")) == Work(0, 3 * 32, 0)
 
 
 def test_kinds_are_told_by_the_flow_of_data() -> None:

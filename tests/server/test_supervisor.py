@@ -35,6 +35,7 @@ READY = Ready(
     block_size=16,
     dtype="float32",
     weight_format="plain",
+    activation_bits=16,
     backend="fake",
     isa="none",
     phases={},

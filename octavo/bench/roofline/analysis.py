@@ -12,7 +12,7 @@ from octavo.bench.roofline.limits import Ceilings
 from octavo.bench.roofline.result import Gain, OpResult, Outside, StepResult
 from octavo.bench.roofline.steps import EngineStep, Shape
 from octavo.bench.roofline.timed import Call
-from octavo.bench.roofline.work import Work, kinds_of, work_of
+from octavo.bench.roofline.work import Precision, Work, kinds_of, work_of
 
 T = TypeVar("T")
 OUTSIDE = "outside of ops"
@@ -36,12 +36,12 @@ class Samples:
         return sum(work.streamed_bytes for work in self.works)
 
     @classmethod
-    def of(cls, shape: Shape, calls: Sequence[Call], *, compute_dtype: str) -> "Samples":
+    def of(cls, shape: Shape, calls: Sequence[Call], precision: Precision) -> "Samples":
         """Before the first measurement: what the ops of such a step are."""
         return cls(
             shape,
             kinds=kinds_of([call.op for call in calls]),
-            works=[work_of(call, compute_dtype=compute_dtype) for call in calls],
+            works=[work_of(call, precision) for call in calls],
         )
 
 

@@ -18,6 +18,7 @@ from octavo.bench.roofline.result import Peak, RooflineResult
 from octavo.bench.roofline.steps import SETTLE, Shape, Steps, longest_sequence
 from octavo.bench.roofline.table import text
 from octavo.bench.roofline.timed import TimedBackend
+from octavo.bench.roofline.work import Precision
 from octavo.build import Parts, load_parts
 from octavo.config import ConfigError, EngineConfig
 
@@ -74,8 +75,8 @@ def run(config: EngineConfig, options: RooflineOptions) -> RooflineResult:
     parts = _load(config, options, around)
     steps = Steps(config, parts, timed[0])
     ceilings = Ceilings(timed[0].isa, timed[0].num_threads)
-    dtype = parts.backend.compute_dtype
-    samples = [Samples.of(shape, steps.calls(shape), compute_dtype=dtype) for shape in shapes_of(options)]
+    precision = Precision(parts.backend.compute_dtype, config.activation_bits)
+    samples = [Samples.of(shape, steps.calls(shape), precision) for shape in shapes_of(options)]
     for _ in progress(ROUNDS, "Rounds"):
         for sample in samples:
             sample.eager += steps.eager(sample.shape, _times(options))
@@ -86,7 +87,9 @@ def run(config: EngineConfig, options: RooflineOptions) -> RooflineResult:
     steps.shutdown()
     return RooflineResult(
         model=config.model,
-        weights=dtype if parts.weight_format == "plain" else parts.weight_format,
+        weights=precision.compute_dtype
+        if parts.weight_format == "plain"
+        else f"{parts.weight_format}, activations in {config.activation_bits} bits",
         backend=parts.backend.describe(),
         bandwidth={str(size): ceilings.bandwidth[size] for size in sorted(ceilings.bandwidth)},
         slowest_bandwidth={str(size): ceilings.slowest[size] for size in sorted(ceilings.slowest)},

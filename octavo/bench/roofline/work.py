@@ -16,8 +16,16 @@ from octavo.bench.roofline.timed import Call
 
 
 @dataclass(frozen=True, slots=True)
+class Precision:
+    """Of activations: as the backend keeps them, and as they meet integer weights."""
+
+    compute_dtype: str
+    activation_bits: int = 8
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
-    """``arithmetic``: which numbers are multiplied, "fp32", "bf16" or "int8"."""
+    """``arithmetic``: which numbers are multiplied, "fp32", "bf16" or "int8" (twice where activations have 16 bits)."""
 
     streamed_bytes: int = 0
     activation_bytes: int = 0
@@ -28,13 +36,13 @@ class Work:
 Arguments = Mapping[str, Any]
 
 
-def work_of(call: Call, *, compute_dtype: str) -> Work:
+def work_of(call: Call, precision: Precision) -> Work:
     """The least that this call could do with."""
     arguments = _by_name(call)
     account = _ACCOUNTS.get(call.op)
     if account is None or arguments is None:
         return Work(activation_bytes=_bytes(*call.arguments, *call.keywords.values(), call.result))
-    return account(arguments, call.result, compute_dtype)
+    return account(arguments, call.result, precision)
 
 
 def _by_name(call: Call) -> Arguments | None:
@@ -48,24 +56,24 @@ def _bytes(*values: Any) -> int:
     return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
 
-def _linear(a: Arguments, result: Any, dtype: str) -> Work:
+def _linear(a: Arguments, result: Any, precision: Precision) -> Work:
     weight, rows = a["weight"], len(a["x"])
     numbers = weight.rows * weight.columns
     integers = weight.num_bytes < 1.5 * numbers  # less than 12 bits each
     return Work(
         streamed_bytes=weight.num_bytes,
         activation_bytes=_bytes(a["x"], a.get("residual"), result),
-        flops=2 * rows * numbers,
-        arithmetic="int8" if integers else "bf16" if dtype == "bfloat16" else "fp32",
+        flops=2 * rows * numbers * (precision.activation_bits // 8 if integers else 1),
+        arithmetic="int8" if integers else "bf16" if precision.compute_dtype == "bfloat16" else "fp32",
     )
 
 
-def _gated(a: Arguments, result: Any, dtype: str) -> Work:
-    product = _linear(a, result, dtype)
+def _gated(a: Arguments, result: Any, precision: Precision) -> Work:
+    product = _linear(a, result, precision)
     return replace(product, flops=product.flops + 5 * result.size)
 
 
-def _attention(a: Arguments, result: Any, dtype: str) -> Work:
+def _attention(a: Arguments, result: Any, precision: Precision) -> Work:
     batch, shape, window = a["batch"], a["shape"], a["window"]
     seq_lens = np.asarray(batch.seq_lens, np.int64)
     rows = np.diff(np.asarray(batch.query_start, np.int64))
@@ -84,37 +92,37 @@ def _attention(a: Arguments, result: Any, dtype: str) -> Work:
     )
 
 
-def _rotary(a: Arguments, result: Any, dtype: str) -> Work:
+def _rotary(a: Arguments, result: Any, precision: Precision) -> Work:
     shape, tokens = a["shape"], len(a["positions"])
     numbers = tokens * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
     return Work(activation_bytes=2 * 4 * numbers + 4 * tokens * shape.head_dim, flops=3 * numbers)
 
 
-def _norm(a: Arguments, result: Any, dtype: str) -> Work:
+def _norm(a: Arguments, result: Any, precision: Precision) -> Work:
     return Work(activation_bytes=_bytes(a["x"], a["weight"], result), flops=4 * a["x"].size)
 
 
-def _head_norm(a: Arguments, result: Any, dtype: str) -> Work:
+def _head_norm(a: Arguments, result: Any, precision: Precision) -> Work:
     shape = a["shape"]
     heads = shape.num_heads if a["part"] == "q" else shape.num_kv_heads
     numbers = len(a["qkv"]) * heads * shape.head_dim
     return Work(activation_bytes=2 * 4 * numbers, flops=4 * numbers)
 
 
-def _silu(a: Arguments, result: Any, dtype: str) -> Work:
+def _silu(a: Arguments, result: Any, precision: Precision) -> Work:
     # An exponential counts as one operation here; it is some ten.
     return Work(activation_bytes=_bytes(a["gate_up"], result), flops=5 * result.size)
 
 
-def _copied_rows(a: Arguments, result: Any, dtype: str) -> Work:
+def _copied_rows(a: Arguments, result: Any, precision: Precision) -> Work:
     return Work(activation_bytes=2 * _bytes(result))
 
 
-def _logits(a: Arguments, result: Any, dtype: str) -> Work:
+def _logits(a: Arguments, result: Any, precision: Precision) -> Work:
     return Work(activation_bytes=_bytes(a["logits"]), flops=a["logits"].size)
 
 
-_ACCOUNTS: dict[str, Callable[[Arguments, Any, str], Work]] = {
+_ACCOUNTS: dict[str, Callable[[Arguments, Any, Precision], Work]] = {
     "linear": _linear,
     "gated_linear": _gated,
     "linear_argmax": _linear,
