@@ -14,16 +14,66 @@ inline __attribute__((always_inline)) void fetch_compact(const uint8_t* from, bo
     }
 }
 
-// The elements of group `number`, whose exceptions are those up to its end.
-inline void unpack_group(const uint8_t* from, GroupTable table, int64_t number, const uint32_t*& exception, uint16_t* to) {
-    for (int half = 0; half < 2; ++half) {
-        Vec parts[2];
-        unpack_half(from, half, table, parts);
-        for (int i = 0; i < 2; ++i) vstore(reinterpret_cast<float*>(to + half * 64 + i * W * 2), parts[i]);
+// Where rows are, by few registers: a row is a base and once, twice, three or four times the stride from it.
+template <int R> struct RowBases {
+    const char* at[(R + 4) / 5];
+    int64_t stride, three; // bytes
+
+    RowBases(const Input* first, int64_t elements) : stride(elements * static_cast<int64_t>(sizeof(Input))), three(3 * stride) {
+        for (int i = 0; i < (R + 4) / 5; ++i) at[i] = reinterpret_cast<const char*>(first) + 5 * i * stride;
     }
-    for (; place_of(exception) < (number + 1) * kGroupElements; ++exception) {
-        set_upper(to[place_of(exception) - number * kGroupElements], exception);
+    // A compiler that knows the strides would keep a pointer for each row.
+    inline __attribute__((always_inline)) void step() { __asm__("" : "+r"(stride), "+r"(three)); }
+    inline __attribute__((always_inline)) const Input* row(int r) const {
+        const int64_t from_base = r % 5 == 3 ? three : r % 5 * stride;
+        return reinterpret_cast<const Input*>(at[r / 5] + from_base);
     }
+    inline __attribute__((always_inline)) void advance(int64_t inputs) {
+        for (const char*& base : at) base += inputs * static_cast<int64_t>(sizeof(Input));
+    }
+};
+
+// acc += pair of inputs `k` of each row times the pairs of all columns.
+template <int R>
+inline __attribute__((always_inline)) void multiply_pair(Vec (&acc)[R][2], const RowBases<R>& rows, int64_t k, const Vec (&weights)[2]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        const int32_t pair = pair_at(rows.row(r) + k);
+        acc[r][0] = vdot(acc[r][0], pair, weights[0]);
+        acc[r][1] = vdot(acc[r][1], pair, weights[1]);
+    }
+}
+
+// Where in a block the exceptions are.
+struct Exceptions {
+    const uint32_t* next;
+    const uint8_t* block;
+    const uint8_t* group; // the next one is in
+
+    Exceptions(const uint32_t* first, const uint8_t* block) : next(first), block(block) { find(); }
+    void find() { group = block + place_of(next) / kGroupElements * kGroupBytes; }
+    // Those of this group, in registers: what is rare must not cost the sums theirs.
+    inline __attribute__((always_inline)) void set(Vec (&to)[2][2]) {
+        for (const uint8_t* own = group; group == own; ++next, find()) {
+            const int64_t place = place_of(next) % kGroupElements;
+            for (int half = 0; half < 2; ++half) set_upper(to[half], place - half * 64, static_cast<int>(*next & 255));
+        }
+    }
+};
+
+inline __attribute__((always_inline)) void unpack_group(const uint8_t* from, GroupTable table, Exceptions& exceptions, Vec (&to)[2][2]) {
+    unpack_half(from, 0, table, to[0]);
+    unpack_half(from, 1, table, to[1]);
+    if (__builtin_expect(from == exceptions.group, 0)) exceptions.set(to);
+}
+
+// The last inputs, fewer than a group has: nothing is read beyond them.
+template <int R>
+__attribute__((noinline)) void multiply_rest(Vec (&acc)[R][2], RowBases<R> rows, int64_t rest, const Vec (&weights)[2][2]) {
+    Input inputs[R][4] = {};
+    for (int r = 0; r < R; ++r) __builtin_memcpy(inputs[r], rows.row(r), rest * sizeof(Input));
+    const RowBases<R> own(inputs[0], 4);
+    for (int half = 0; half * 2 < rest; ++half) multiply_pair(acc, own, half * 2, weights[half]);
 }
 
 // R rows of one block.
@@ -31,53 +81,31 @@ template <int R, bool kAhead>
 __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, int64_t block, PanelAhead ahead) {
     static_assert(W * 2 == kColumnBlock && kLinearVecs == 2);
     const uint8_t* from = static_cast<const uint8_t*>(a.weight) + block * compact_block_bytes(a.k);
-    const uint32_t* exception = a.compact->exceptions + a.compact->first[block];
+    Exceptions exceptions(a.compact->exceptions + a.compact->first[block], from);
     const GroupTable table = group_table(a.compact->highs + block * 16);
-    const Input* x[R];
+    RowBases<R> x(static_cast<const Input*>(a.x) + row * a.x_stride, a.x_stride);
     Vec acc[R][2];
-    for (int r = 0; r < R; ++r) {
-        x[r] = static_cast<const Input*>(a.x) + (row + r) * a.x_stride;
-        for (int v = 0; v < 2; ++v) acc[r][v] = vzero();
-    }
-    const auto multiply = [&](const Vec (&weights)[2], const Input* const (&rows)[R], int64_t k) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            const int32_t pair = pair_at(rows[r] + k);
-            acc[r][0] = vdot(acc[r][0], pair, weights[0]);
-            acc[r][1] = vdot(acc[r][1], pair, weights[1]);
-        }
-    };
-    const int64_t whole = a.k / 4;
+    for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = vzero();
     const bool reads_ahead = R <= 2 && a.reads_ahead;
-    for (int64_t number = 0;; ++number, from += kGroupBytes) {
-        // What is rare stays out of this loop, so that sums stay in registers.
-        for (const int64_t end = min64(whole, place_of(exception) / kGroupElements); number < end; ++number, from += kGroupBytes) {
-            if constexpr (!kAhead) fetch_compact(from, reads_ahead);
-            Vec weights[2][2];
-#pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half) unpack_half(from, half, table, weights[half]);
-#pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half) {
-                if constexpr (kAhead) ahead.fetch();
-                multiply(weights[half], x, number * 4 + half * 2);
-            }
-        }
-        if (number * 4 >= a.k) break;
-        // A group with exceptions, or the last one, where inputs may be missing: nothing is read beyond them.
-        alignas(64) uint16_t plain[kGroupElements];
-        unpack_group(from, table, number, exception, plain);
-        const int64_t rest = min64(4, a.k - number * 4);
-        Input inputs[R][4] = {};
-        const Input* rows[R];
-        for (int r = 0; r < R; ++r) {
-            __builtin_memcpy(inputs[r], x[r] + number * 4, rest * sizeof(Input));
-            rows[r] = inputs[r];
-        }
-        for (int half = 0; half * 2 < rest; ++half) {
-            const float* own = reinterpret_cast<const float*>(plain + half * 64);
-            const Vec weights[2] = {vload(own), vload(own + W)};
-            multiply(weights, rows, half * 2);
-        }
+    for (const uint8_t* end = from + a.k / 4 * kGroupBytes; from != end; from += kGroupBytes) {
+        if constexpr (kAhead) ahead.fetch_both();
+        else fetch_compact(from, reads_ahead);
+        Vec weights[2][2];
+        unpack_group(from, table, exceptions, weights);
+        x.step();
+        multiply_pair(acc, x, 0, weights[0]);
+        multiply_pair(acc, x, 2, weights[1]);
+        x.advance(4);
+    }
+    if (a.k % 4) {
+        Vec copy[R][2], weights[2][2];
+        unpack_group(from, table, exceptions, weights);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) copy[r][0] = acc[r][0], copy[r][1] = acc[r][1];
+        multiply_rest(copy, x, a.k % 4, weights);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) acc[r][0] = copy[r][0], acc[r][1] = copy[r][1];
     }
     const int64_t columns[2] = {block * kColumnBlock, block * kColumnBlock + W};
     store_tile(a, row, columns, acc);

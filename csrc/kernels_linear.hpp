@@ -120,6 +120,13 @@ struct PanelAhead {
         at = other;
         other = next;
     }
+    // For two pairs of inputs.
+    inline __attribute__((always_inline)) void fetch_both() {
+        __builtin_prefetch(at, 0, 2);
+        __builtin_prefetch(other, 0, 2);
+        at += step;
+        other += step;
+    }
 };
 constexpr PanelAhead kNothingAhead{nullptr, nullptr, 0};
 
@@ -270,51 +277,59 @@ struct AllTiles {
 
 constexpr AllTiles kTiles;
 
-// Bytes to be fetched with each pair of inputs, so that a tile fetches so many.
-inline int64_t bytes_a_pair(const LinearArgs& a, int64_t bytes) {
-    const int64_t pairs = round_up(a.k, kDepthStep) / 2 * (kColumnBlock / (W * kLinearVecs));
-    return (bytes + pairs - 1) / pairs;
-}
+inline int64_t pairs_of(const LinearArgs& a) { return round_up(a.k, kDepthStep) / 2 * (kColumnBlock / (W * kLinearVecs)); }
 
-// The share of tile t of count in fetching so many bytes.
-inline PanelAhead share_of(const char* memory, int64_t bytes, const LinearArgs& a, int64_t t, int64_t count) {
-    const int64_t step = (bytes_a_pair(a, bytes) + count - 1) / count;
-    const char* at = memory + bytes * t / count;
-    return {at, at + step, 2 * step};
-}
+// What tiles of several fetch: the first ones the panel that follows, each its share, the others pieces of what later ops will
+// read, a piece each.
+class SharedAhead {
+public:
+    SharedAhead(const LinearArgs& a, int64_t panel_bytes, int64_t tiles)
+        : pieces_(a.pieces), sharers_(pieces_ && tiles > 2 ? min64(4, max64(2, tiles / 2)) : tiles), pairs_(pairs_of(a)),
+          share_(a_pair(panel_bytes, sharers_)), piece_(pieces_ ? a_pair(pieces_->bytes, 1) : 0) {}
 
-// What tile t of count fetches: the first ones the panel that follows, each of the others a piece of what later ops will read.
-inline PanelAhead fetched_by(const LinearArgs& a, const char* panel, int64_t bytes, int64_t t, int64_t count) {
-    const int64_t sharers = a.pieces && count > 2 ? min64(4, max64(2, count / 2)) : count;
-    if (t < sharers) return panel ? share_of(panel, bytes, a, t, sharers) : kNothingAhead;
-    const char* piece = next_piece(a.pieces);
-    return piece ? share_of(piece, a.pieces->bytes, a, 0, 1) : kNothingAhead;
-}
+    // Tile t's; where there is nothing more to fetch, a line of `own` that the tile reads anyhow. panel: may be null.
+    PanelAhead of(int64_t t, const char* panel, const char* own) const {
+        const char* at = t >= sharers_ ? next_piece(pieces_) : panel ? panel + t * share_ * pairs_ : nullptr;
+        const int64_t step = at ? t < sharers_ ? share_ : piece_ : 0;
+        return {at ? at : own, (at ? at : own) + step, 2 * step};
+    }
+
+private:
+    // Bytes to be fetched with each pair of inputs, so that all tiles fetch so many.
+    int64_t a_pair(int64_t bytes, int64_t tiles) const { return (bytes + pairs_ * tiles - 1) / (pairs_ * tiles); }
+
+    Pieces* pieces_;
+    int64_t sharers_, pairs_, share_, piece_;
+};
 
 // What a tile that is alone fetches of the panel that follows: both halves at once. Hardware that runs ahead of what is read by
 // itself does so for each page, and not far.
 inline PanelAhead fetched_alone(const LinearArgs& a, const char* panel, int64_t bytes) {
     if (!kAloneAhead || !panel) return kNothingAhead;
-    return {panel, panel + round_up(bytes / 2, 64), bytes_a_pair(a, bytes)};
+    return {panel, panel + round_up(bytes / 2, 64), (bytes + pairs_of(a) - 1) / pairs_of(a)};
 }
 
 // Each panel of weights meets all rows before the next one is read: it comes from memory once.
 inline void multiply_range(const TileKernels& tiles, const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0,
                            int64_t block1, int64_t block_bytes) {
     const int64_t count = (row1 - row0 + kLinearRows - 1) / kLinearRows;
+    // Nearly equal tiles, none with few rows: the last ones have a row more.
+    const int64_t size = (row1 - row0) / max64(1, count), smaller = count - (row1 - row0 - size * count);
+    const SharedAhead shared(a, block_bytes, count);
     for (int64_t block = block0; block < block1;) {
-        const char* next = static_cast<const char*>(a.weight) + (block + 1) * block_bytes;
-        const char* panel = block + 1 < a.fetch_end ? next : block + 1 == block1 ? a.after : nullptr;
-        int64_t step = 1;
-        for (int64_t t = 0, row = row0; t < count; ++t) {
-            int64_t size = (row1 - row) / (count - t); // nearly equal tiles: none with few rows
-            bool both = count == 1 && tiles.two[size] && block + 1 < block1;
-            step = both ? 2 : 1;
-            const PanelAhead ahead = count > 1 ? fetched_by(a, panel, block_bytes, t, count) : fetched_alone(a, panel, block_bytes);
-            (both ? tiles.two[size] : ahead ? tiles.ahead[size] : tiles.one[size])(a, row, block, ahead);
-            row += size;
+        const char* own = static_cast<const char*>(a.weight) + block * block_bytes;
+        const char* panel = block + 1 < a.fetch_end ? own + block_bytes : block + 1 == block1 ? a.after : nullptr;
+        if (count == 1) {
+            const bool both = tiles.two[size] && block + 1 < block1;
+            const PanelAhead ahead = fetched_alone(a, panel, block_bytes);
+            (both ? tiles.two[size] : ahead ? tiles.ahead[size] : tiles.one[size])(a, row0, block, ahead);
+            block += both ? 2 : 1;
+            continue;
         }
-        block += step;
+        for (int64_t t = 0, row = row0; t < count; row += size + (t >= smaller), ++t) {
+            tiles.ahead[size + (t >= smaller)](a, row, block, shared.of(t, panel, own));
+        }
+        ++block;
     }
     if (a.past_caches) vstream_end();
 }

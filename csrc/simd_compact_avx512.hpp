@@ -20,3 +20,12 @@ inline void unpack_half(const uint8_t* group, int half, GroupTable table, uint16
     _mm512_store_ps(left, parts[0]);
     _mm512_store_ps(right, parts[1]);
 }
+
+// Sets the upper byte of element i of a pair's 64, if there is such an element.
+inline void set_upper(Vec (&pair)[2], int64_t i, int upper) {
+    for (int v = 0; v < 2; ++v) {
+        const int64_t at = i - v * 32;
+        const __mmask64 byte = at >= 0 && at < 32 ? uint64_t{2} << 2 * at : 0;
+        pair[v] = _mm512_castsi512_ps(_mm512_mask_set1_epi8(_mm512_castps_si512(pair[v]), byte, static_cast<char>(upper)));
+    }
+}
