@@ -8,7 +8,13 @@ constexpr int kIntegerRows = 6, kIntegerVecs = 1;
 inline Dots dzero() { return _mm256_setzero_si256(); }
 inline Dots dset(int32_t x) { return _mm256_set1_epi32(x); }
 inline Dots dadd(Dots a, Dots b) { return _mm256_add_epi32(a, b); }
-inline Dots dtimes255(Dots a) { return _mm256_sub_epi32(_mm256_slli_epi32(a, 8), a); }
+// Sums one after the other: a compiler that shifts all of them first has not registers enough.
+inline Dots dtimes255(Dots a) {
+    __asm__ volatile("" : "+x"(a));
+    Dots product = _mm256_sub_epi32(_mm256_slli_epi32(a, 8), a);
+    __asm__ volatile("" : "+x"(product));
+    return product;
+}
 inline Bytes dload(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline Bytes dlow(Bytes b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
 inline Bytes dhigh(Bytes b) { return _mm256_and_si256(_mm256_srli_epi16(b, 4), _mm256_set1_epi8(15)); }

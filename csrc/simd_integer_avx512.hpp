@@ -8,7 +8,13 @@ constexpr int kIntegerRows = 6, kIntegerVecs = 2;
 inline Dots dzero() { return _mm512_setzero_si512(); }
 inline Dots dset(int32_t x) { return _mm512_set1_epi32(x); }
 inline Dots dadd(Dots a, Dots b) { return _mm512_add_epi32(a, b); }
-inline Dots dtimes255(Dots a) { return _mm512_sub_epi32(_mm512_slli_epi32(a, 8), a); }
+// Sums one after the other: a compiler that shifts all of them first has not registers enough.
+inline Dots dtimes255(Dots a) {
+    __asm__ volatile("" : "+v"(a));
+    Dots product = _mm512_sub_epi32(_mm512_slli_epi32(a, 8), a);
+    __asm__ volatile("" : "+v"(product));
+    return product;
+}
 inline Bytes dload(const char* p) { return _mm512_loadu_si512(p); }
 inline Bytes dlow(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
 inline Bytes dhigh(Bytes b) { return _mm512_and_si512(_mm512_srli_epi16(b, 4), _mm512_set1_epi8(15)); }
