@@ -17,6 +17,7 @@
 #include "memory.hpp"
 #include "program.hpp"
 #include "sampling.hpp"
+#include "spans.hpp"
 #include "thread_pool.hpp"
 #include "weight_memory.hpp"
 
@@ -136,8 +137,11 @@ private:
     template <class Call> void over_rows(int64_t rows, int64_t work, const Call& call);
     // For bodies: call(unit, thread) over all units in parallel.
     template <class Call> void over_units(int64_t count, const Call& call);
-    // For bodies: call(unit, claimant), each claimant's units one after the other as far as they last.
+    // For bodies: call(unit, thread). Each thread has a span of the units of its own, the same share of them in every op, so that
+    // what it wrote in one is near it in the next; whoever has done his takes from the others'.
     template <class Call> void over_spans(int64_t count, const Call& call);
+    // The same of spans that are there: call(claim, thread), up to `most` units at a time.
+    template <class Call> void over_claims(Spans& spans, int64_t most, const Call& call);
 
     // Checks and takes in bias and residual, finds memory for the result of `in` times `weight` (a packed weight of any kind),
     // unless it goes into a result that is there.
@@ -168,6 +172,8 @@ private:
     const IntegerKernels& quantize_rows(IntegerProduct& product, int64_t rows, char* records);
     bool attend(const AttentionArgs& args, int64_t sequences);
     void announce(const AttentionArgs& args, int64_t sequences, const char* next_layer);
+    // Null if nothing is left of a thread's part.
+    Pieces* coming_of(int thread) { return coming_[thread].next < coming_[thread].count ? &coming_[thread] : nullptr; }
 
     const KernelTable* kernels_;
     const IntegerKernels* integer_;
@@ -183,7 +189,7 @@ private:
     std::mutex busy_; // held while bodies run; the rest is theirs
     std::vector<float> partition_states_;
     std::vector<const char*> coming_blocks_;
-    Pieces coming_{}; // what the next layer's attention will read
+    std::vector<Pieces> coming_; // what the next layer's attention will read, each thread's part
     std::vector<std::vector<float>> attention_scratch_; // one a thread
     std::vector<LogitsScratch> logits_scratch_;         // one a thread
 };

@@ -193,10 +193,12 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     follow({}); // what it reads first is not worth knowing: blocks are small
     issue([this, product, rows, memory = records.data()]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
-        IntegerLinearArgs& args = product.args;
-        args.pieces = coming_.next < coming_.count ? &coming_ : nullptr;
-        const IntegerCut cut = cut_integer(args, pool_.size());
-        over_spans(cut.units(), [&](int64_t unit, int64_t) { run_integer_unit(kernels, args, cut, unit); });
+        const IntegerCut cut = cut_integer(product.args, pool_.size());
+        over_spans(cut.units(), [&](int64_t unit, int thread) {
+            IntegerLinearArgs now = product.args;
+            now.pieces = coming_of(thread);
+            run_integer_unit(kernels, now, cut, unit);
+        });
     });
     return out;
 }
@@ -214,11 +216,11 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     follow({}); // as linear does
     issue([this, product, rows, gate, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data())]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
-        product.args.pieces = coming_.next < coming_.count ? &coming_ : nullptr;
         const IntegerCut cut = cut_integer(product.args, pool_.size(), 2);
-        over_spans(cut.units(), [&](int64_t unit, int64_t claimant) {
+        over_spans(cut.units(), [&](int64_t unit, int thread) {
             IntegerLinearArgs now = product.args;
-            now.out = own + claimant * sums_size;
+            now.pieces = coming_of(thread);
+            now.out = own + thread * sums_size;
             gate_unit(kernels, *kernels_, now, cut, unit, gate);
         });
     });
@@ -245,10 +247,10 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size());
         const BestOfRows best(found, pool_.size(), rows.now(), bits.now(), bits.words);
-        over_spans(cut.units(), [&](int64_t unit, int64_t claimant) {
+        over_spans(cut.units(), [&](int64_t unit, int thread) {
             IntegerLinearArgs now = product.args;
-            now.out = own + claimant * sums_size;
-            best_of_unit(kernels, *kernels_, now, cut, unit, best, claimant);
+            now.out = own + thread * sums_size;
+            best_of_unit(kernels, *kernels_, now, cut, unit, best, thread);
         });
         best.merge(places);
     });

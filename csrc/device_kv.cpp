@@ -69,23 +69,32 @@ std::vector<std::pair<int32_t, int32_t>> rows_to_write(const AttentionArgs& a, i
     return spans;
 }
 
-// Ends of runs of units: a thread claims a run, within which each unit asks for what the next will read. Runs shrink, so that
-// the threads end together.
-std::vector<int64_t> cut_runs(const AttentionArgs& a, const std::vector<AttentionUnit>& units, int threads) {
+// Ends of runs of units, and those of each thread's span of runs. A thread claims a run, within which each unit asks for what the
+// next will read. Runs shrink, so that the threads end together.
+struct Runs {
+    std::vector<int64_t> ends, spans;
+};
+
+Runs cut_runs(const AttentionArgs& a, const std::vector<AttentionUnit>& units, int threads) {
     constexpr int64_t kOfUnit = kTokenTile; // what a unit costs at least, in positions
     const auto cost = [&](const AttentionUnit& u) {
         return (kOfUnit + std::min<int64_t>(a.seq_lens[u.seq], int64_t{u.part1 - u.part0} * kPartition)) * (u.row1 - u.row0);
     };
     int64_t left = 0;
     for (const AttentionUnit& unit : units) left += cost(unit);
-    std::vector<int64_t> ends;
-    for (size_t i = 0; i < units.size();) {
-        const int64_t enough = left - left / (2 * threads);
-        do left -= cost(units[i++]);
-        while (i < units.size() && left > enough);
-        ends.push_back(static_cast<int64_t>(i));
+    Runs runs;
+    size_t i = 0;
+    for (int thread = 0; thread < threads && i < units.size(); ++thread) {
+        const int64_t others = left - left / (threads - thread);
+        while (i < units.size() && left > others) {
+            const int64_t enough = left - (left - others) / 2;
+            do left -= cost(units[i++]);
+            while (i < units.size() && left > enough);
+            runs.ends.push_back(static_cast<int64_t>(i));
+        }
+        runs.spans.push_back(static_cast<int64_t>(runs.ends.size()));
     }
-    return ends;
+    return runs;
 }
 
 float* at_cache_line(std::vector<float>& memory, size_t floats) {
@@ -99,7 +108,7 @@ float* at_cache_line(std::vector<float>& memory, size_t floats) {
 // as a unit does it by itself, so that the result is the same.
 bool Device::attend(const AttentionArgs& args, int64_t sequences) {
     const auto spans = rows_to_write(args, sequences);
-    over_units(static_cast<int64_t>(spans.size()), [&](int64_t i, int) {
+    over_spans(static_cast<int64_t>(spans.size()), [&](int64_t i, int) {
         kernels_->write_kv(args, spans[i].first, spans[i].second);
     });
     std::vector<AttentionUnit> units = make_units(args, sequences);
@@ -127,11 +136,12 @@ bool Device::attend(const AttentionArgs& args, int64_t sequences) {
         }
     }
     const auto floats = static_cast<size_t>(kernels_->attention_scratch(args, rows));
-    const std::vector<int64_t> ends = cut_runs(args, parts, pool_.size());
+    const Runs runs = cut_runs(args, parts, pool_.size());
+    Spans runs_of(runs.spans);
     std::atomic<bool> valid{true};
-    over_units(static_cast<int64_t>(ends.size()), [&](int64_t i, int thread) {
-        const int64_t first = i ? ends[i - 1] : 0;
-        if (!kernels_->attention(args, &parts[first], ends[i] - first, at_cache_line(attention_scratch_[thread], floats))) valid = false;
+    over_claims(runs_of, 1, [&](const Spans::Claim& claim, int thread) {
+        const int64_t i = claim.begin, first = i ? runs.ends[i - 1] : 0;
+        if (!kernels_->attention(args, &parts[first], runs.ends[i] - first, at_cache_line(attention_scratch_[thread], floats))) valid = false;
     });
     if (parts.size() == units.size() || !valid) return valid;
     over_units(static_cast<int64_t>(units.size()), [&](int64_t i, int) {
@@ -141,31 +151,47 @@ bool Device::attend(const AttentionArgs& args, int64_t sequences) {
 }
 
 // Products between two layers' attention leave memory idle when there are many rows: they fetch the blocks that the next layer
-// will read, as far as a shared cache is likely to keep them. A tile takes one piece, whatever its size: small blocks that lie
-// side by side go together. Shared ones go once.
+// will read, as far as a shared cache is likely to keep them, each thread those of its own sequences. A tile takes one piece,
+// whatever its size: small blocks that lie side by side go together. Shared ones go once.
 void Device::announce(const AttentionArgs& args, int64_t sequences, const char* next_layer) {
     const int64_t bytes = args.head_bytes * args.num_kv_heads, together = std::max<int64_t>(1, kPieceBytes / bytes);
+    const auto first_block = [&](int64_t i) {
+        return args.window ? std::max<int64_t>(0, args.seq_lens[i] - args.window) / args.block_size : 0;
+    };
+    const auto end_block = [&](int64_t i) { return divide_up(args.seq_lens[i], args.block_size); };
+    int64_t blocks = 0, before = 0, sequence = 0; // of all sequences; of those before this one
+    for (int64_t i = 0; i < sequences; ++i) blocks += end_block(i) - first_block(i);
+    std::vector<uint64_t> wanted(divide_up(args.num_blocks, 64)), own; // a bit each
     coming_blocks_.clear();
-    std::vector<uint64_t> wanted(divide_up(args.num_blocks, 64)); // a bit each
-    int64_t left = next_layer ? kComingBytes / bytes : 0;
-    for (int64_t i = 0; i < sequences && left > 0; ++i) {
-        const int64_t first = args.window ? std::max<int64_t>(0, args.seq_lens[i] - args.window) / args.block_size : 0;
-        const int32_t* table = args.tables + i * args.table_width;
-        for (int64_t b = first; left > 0 && b * args.block_size < args.seq_lens[i]; ++b, --left) {
-            const auto block = static_cast<uint32_t>(table[b]); // unchecked where a sequence has no rows
-            if (block < static_cast<uint32_t>(args.num_blocks)) wanted[block / 64] |= uint64_t{1} << block % 64;
+    const int64_t threads = pool_.size(), most = next_layer ? kComingBytes / bytes / threads : 0;
+    std::vector<int64_t> ends;
+    for (int64_t thread = 0; thread < threads; ++thread) {
+        own.assign(wanted.size(), 0);
+        int64_t left = most;
+        for (; sequence < sequences && before < blocks * (thread + 1) / threads; before += end_block(sequence) - first_block(sequence), ++sequence) {
+            const int32_t* table = args.tables + sequence * args.table_width;
+            for (int64_t b = first_block(sequence); left > 0 && b < end_block(sequence); ++b, --left) {
+                const auto block = static_cast<uint32_t>(table[b]); // unchecked where a sequence has no rows
+                if (block < static_cast<uint32_t>(args.num_blocks)) own[block / 64] |= uint64_t{1} << block % 64;
+            }
         }
-    }
-    int64_t taken = 0; // all blocks below it
-    for (size_t word = 0; word < wanted.size(); ++word) {
-        for (uint64_t rest = wanted[word]; rest; rest &= rest - 1) {
-            const int64_t block = static_cast<int64_t>(word) * 64 + __builtin_ctzll(rest);
-            if (block < taken) continue;
-            coming_blocks_.push_back(next_layer + block * bytes);
-            taken = block + together;
+        int64_t taken = 0; // all blocks below it
+        for (size_t word = 0; word < own.size(); ++word) {
+            const uint64_t fresh = own[word] & ~wanted[word];
+            wanted[word] |= fresh;
+            for (uint64_t rest = fresh; rest; rest &= rest - 1) {
+                const int64_t block = static_cast<int64_t>(word) * 64 + __builtin_ctzll(rest);
+                if (block < taken) continue;
+                coming_blocks_.push_back(next_layer + block * bytes);
+                taken = block + together;
+            }
         }
+        ends.push_back(static_cast<int64_t>(coming_blocks_.size()));
     }
-    coming_ = {coming_blocks_.data(), static_cast<int64_t>(coming_blocks_.size()), bytes * together, 0};
+    for (int64_t thread = 0; thread < threads; ++thread) {
+        const int64_t first = thread ? ends[thread - 1] : 0;
+        coming_[thread] = {coming_blocks_.data() + first, ends[thread] - first, bytes * together, 0};
+    }
 }
 
 nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, nb::handle query_start,

@@ -5,7 +5,6 @@
 #include "compact.hpp"
 #include "device_output.hpp"
 #include "device_parallel.hpp"
-#include "spans.hpp"
 
 namespace octavo {
 
@@ -34,6 +33,7 @@ struct Cut {
     }
 
     int64_t units() const { return blocks * chunks; }
+    int spans(int threads) const { return static_cast<int>(std::min<int64_t>(units(), threads)); }
 
     int64_t blocks, chunks, panel, together;
 };
@@ -168,15 +168,14 @@ std::shared_ptr<const NextWeight> Device::follow(const NextWeight& own) {
 void Device::multiply(const LinearArgs& args, const NextWeight& next, bool bf16) {
     const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1);
     const auto kernel = kernel_of(args, bf16);
-    const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size()), together = args.rows < kFewRows ? 2 : 1;
-    LinearArgs own_args = args;
+    LinearArgs common = args;
     // Logits, above all: rows far apart whose lines would share few places in the caches.
-    own_args.past_caches = !args.residual && args.n % 16 == 0 && args.out_stride == args.n && args.rows * args.n * 4 >= kPastCaches;
-    if (coming_.next < coming_.count) own_args.pieces = &coming_;
-    Spans spans(cut.units(), static_cast<int>(claimants));
-    over_units(claimants, [&](int64_t own, int) {
-        const char* after = next.begin(own, claimants);
-        for (Spans::Claim claim; spans.claim(static_cast<int>(own), together, claim);) run_units(kernel, own_args, cut, claim, after);
+    common.past_caches = !args.residual && args.n % 16 == 0 && args.out_stride == args.n && args.rows * args.n * 4 >= kPastCaches;
+    Spans spans(cut.units(), cut.spans(pool_.size()));
+    over_claims(spans, args.rows < kFewRows ? 2 : 1, [&](const Spans::Claim& claim, int thread) {
+        LinearArgs own = common;
+        own.pieces = coming_of(thread);
+        run_units(kernel, own, cut, claim, next.begin(thread % spans.size(), spans.size()));
     });
 }
 
@@ -184,21 +183,19 @@ void Device::multiply(const LinearArgs& args, const NextWeight& next, bool bf16)
 void Device::multiply_gated(const LinearArgs& args, const NextWeight& next, const GatedBlockArgs& gate, float* sums, bool bf16) {
     const Cut cut(*kernels_, args, bf16 ? 2 : 4, 2);
     const auto kernel = kernel_of(args, bf16);
-    const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size());
     const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
-    LinearArgs own_args = args;
-    if (coming_.next < coming_.count) own_args.pieces = &coming_;
-    Spans spans(cut.units(), static_cast<int>(claimants));
-    over_units(claimants, [&](int64_t own, int) {
-        auto unit = [&, mine = sums + own * sums_size](LinearArgs now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
+    Spans spans(cut.units(), cut.spans(pool_.size()));
+    over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) {
+        auto unit = [&, mine = sums + thread * sums_size](LinearArgs now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
             now.out = mine;
             now.first_row = row0;
             now.first_column = block0 * kColumnBlock;
             kernel(now, row0, row1, block0, block1);
             kernels_->silu_and_mul_block(block_of(gate, mine, row0, row1, block0 / 2 * kColumnBlock));
         };
-        const char* after = next.begin(own, claimants);
-        for (Spans::Claim claim; spans.claim(static_cast<int>(own), 1, claim);) run_units(unit, own_args, cut, claim, after);
+        LinearArgs own = args;
+        own.pieces = coming_of(thread);
+        run_units(unit, own, cut, claim, next.begin(thread % spans.size(), spans.size()));
     });
 }
 
@@ -206,16 +203,15 @@ void Device::multiply_gated(const LinearArgs& args, const NextWeight& next, cons
 void Device::multiply_argmax(const LinearArgs& args, const BestOfRows& best, float* sums, int32_t* places, bool bf16) {
     const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1);
     const auto kernel = kernel_of(args, bf16);
-    const int64_t claimants = std::min<int64_t>(cut.units(), pool_.size()), together = args.rows < kFewRows ? 2 : 1;
     const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
-    Spans spans(cut.units(), static_cast<int>(claimants));
-    over_units(claimants, [&](int64_t own, int) {
-        auto unit = [&, mine = sums + own * sums_size](LinearArgs now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
+    Spans spans(cut.units(), cut.spans(pool_.size()));
+    over_claims(spans, args.rows < kFewRows ? 2 : 1, [&](const Spans::Claim& claim, int thread) {
+        auto unit = [&, mine = sums + thread * sums_size](LinearArgs now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
             now.out = mine;
             now.first_row = row0;
             now.first_column = block0 * kColumnBlock;
             kernel(now, row0, row1, block0, block1);
-            BestArgs found = best.of(own, row0);
+            BestArgs found = best.of(thread, row0);
             found.sums = mine;
             found.rows = row1 - row0;
             found.stride = now.out_stride;
@@ -223,7 +219,7 @@ void Device::multiply_argmax(const LinearArgs& args, const BestOfRows& best, flo
             found.columns = std::min(now.n, block1 * kColumnBlock) - now.first_column;
             kernels_->best_of_block(found);
         };
-        for (Spans::Claim claim; spans.claim(static_cast<int>(own), together, claim);) run_units(unit, args, cut, claim, nullptr);
+        run_units(unit, args, cut, claim, nullptr);
     });
     best.merge(places);
 }

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "device.hpp"
-#include "spans.hpp"
 
 namespace octavo {
 
@@ -30,17 +29,20 @@ template <class Body> void Device::issue(Body body) {
 
 template <class Call> void Device::over_units(int64_t count, const Call& call) { pool_.run(count, call); }
 
-template <class Call> void Device::over_spans(int64_t count, const Call& call) {
-    const int64_t claimants = std::min<int64_t>(count, pool_.size());
-    Spans spans(count, static_cast<int>(claimants));
-    over_units(claimants, [&](int64_t own, int) {
-        for (Spans::Claim claim; spans.claim(static_cast<int>(own), 1, claim);) call(claim.begin, own);
+template <class Call> void Device::over_claims(Spans& spans, int64_t most, const Call& call) {
+    over_units(spans.size(), [&](int64_t, int thread) {
+        for (Spans::Claim claim; spans.claim(thread % spans.size(), most, claim);) call(claim, thread);
     });
+}
+
+template <class Call> void Device::over_spans(int64_t count, const Call& call) {
+    Spans spans(count, static_cast<int>(std::min<int64_t>(count, pool_.size())));
+    over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) { call(claim.begin, thread); });
 }
 
 template <class Call> void Device::over_rows(int64_t rows, int64_t work, const Call& call) {
     int64_t units = std::min({rows, int64_t{4} * pool_.size(), std::max<int64_t>(1, work / kParallelWork)});
-    over_units(units, [&](int64_t unit, int) { call(rows * unit / units, rows * (unit + 1) / units); });
+    over_spans(units, [&](int64_t unit, int) { call(rows * unit / units, rows * (unit + 1) / units); });
 }
 
 } // namespace octavo

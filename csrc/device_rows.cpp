@@ -29,7 +29,7 @@ Device::Device(const std::string& isa, int num_threads, const std::vector<int>& 
       pool_(num_threads >= 1 && num_threads <= 1024 ? num_threads
                                                     : throw std::invalid_argument("the number of threads must be 1 to 1024"),
             cores),
-      attention_scratch_(pool_.size()), logits_scratch_(pool_.size()) {
+      coming_(pool_.size()), attention_scratch_(pool_.size()), logits_scratch_(pool_.size()) {
     check(activation_bits == 8 || activation_bits == 16, "activations have 8 or 16 bits");
 }
 

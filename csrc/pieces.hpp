@@ -6,11 +6,11 @@
 namespace octavo {
 
 // Memory that ops to come will read, in pieces of `bytes`. Products take the next piece as they go and bring it into the caches:
-// where their arithmetic leaves memory idle, or where what is read in small pieces later would keep memory less busy.
-struct Pieces {
+// where their arithmetic leaves memory idle, or where what is read in small pieces later would keep memory less busy. One thread's:
+// a counter that two of them take from costs more than many a product of a tile.
+struct alignas(64) Pieces {
     const char* const* data;
-    int64_t count, bytes;
-    int64_t next; // atomically
+    int64_t count, bytes, next;
 };
 
 } // namespace octavo

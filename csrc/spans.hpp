@@ -20,6 +20,13 @@ public:
         for (int i = 0; i < count; ++i) spans_[i].rest = pack(units * i / count, units * (i + 1) / count);
     }
 
+    // Spans that end where it says.
+    explicit Spans(const std::vector<int64_t>& ends) : spans_(ends.size()) {
+        for (size_t i = 0; i < ends.size(); ++i) spans_[i].rest = pack(i ? ends[i - 1] : 0, ends[i]);
+    }
+
+    int size() const { return static_cast<int>(spans_.size()); }
+
     // Up to `most` units from the front of span `own`, or one from the back of another. False: none are left.
     bool claim(int own, int64_t most, Claim& claim) {
         if (take(spans_[own], most, true, claim)) return true;
