@@ -78,7 +78,8 @@ __attribute__((noinline)) void multiply_rest(Vec (&acc)[R][2], RowBases<R> rows,
 
 // R rows of one block.
 template <int R, bool kAhead>
-__attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, int64_t block, PanelAhead ahead) {
+__attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, int64_t block, const char* at, const char* other, int64_t step) {
+    PanelAhead ahead{at, other, step};
     static_assert(W * 2 == kColumnBlock && kLinearVecs == 2);
     const uint8_t* from = static_cast<const uint8_t*>(a.weight) + block * compact_block_bytes(a.k);
     Exceptions exceptions(a.compact->exceptions + a.compact->first[block], from);

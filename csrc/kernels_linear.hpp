@@ -204,14 +204,15 @@ inline __attribute__((always_inline)) void multiply_bf16(const LinearArgs& a, in
 
 // R rows x B blocks of columns.
 template <int R, int B, bool kAhead>
-__attribute__((noinline)) void tile_bf16(const LinearArgs& a, int64_t row, int64_t block, PanelAhead ahead) {
+__attribute__((noinline)) void tile_bf16(const LinearArgs& a, int64_t row, int64_t block, const char* at, const char* other, int64_t step) {
+    PanelAhead ahead{at, other, step};
     constexpr int V = B * kLinearVecs, kSpan = W * kLinearVecs;
     const uint16_t* weights = static_cast<const uint16_t*>(a.weight) + block * bf16_block_elements(a.k);
     for (int column = 0; column < kColumnBlock; column += kSpan) {
         const uint16_t* w[V];
         for (int v = 0; v < V; ++v) {
-            int at = column + v % kLinearVecs * W;
-            w[v] = weights + v / kLinearVecs * bf16_block_elements(a.k) + at / 16 * kTileElements + at % 16 * 2;
+            int place = column + v % kLinearVecs * W;
+            w[v] = weights + v / kLinearVecs * bf16_block_elements(a.k) + place / 16 * kTileElements + place % 16 * 2;
         }
         Vec acc[R][V];
         multiply_bf16<kAhead>(a, row, w, acc, ahead);
@@ -221,7 +222,8 @@ __attribute__((noinline)) void tile_bf16(const LinearArgs& a, int64_t row, int64
     }
 }
 
-template <int R, int B> __attribute__((noinline)) void tile_f32(const LinearArgs& a, int64_t row, int64_t block, PanelAhead) {
+template <int R, int B>
+__attribute__((noinline)) void tile_f32(const LinearArgs& a, int64_t row, int64_t block, const char*, const char*, int64_t) {
     constexpr int V = B * kLinearVecs, kSpan = W * kLinearVecs;
     const int64_t block_elements = a.k * kColumnBlock;
     const float* x[R];
@@ -246,7 +248,8 @@ template <int R, int B> __attribute__((noinline)) void tile_f32(const LinearArgs
     }
 }
 
-typedef void (*TileKernel)(const LinearArgs&, int64_t row, int64_t block, PanelAhead);
+// The last are a PanelAhead in registers: through memory a tile would wait until the results of the one before have left the core.
+typedef void (*TileKernel)(const LinearArgs&, int64_t row, int64_t block, const char* at, const char* other, int64_t step);
 
 // Kernels for R = 1 .. kLinearRows rows of one block and, where registers allow, of two: more chains in flight. The last are
 // for tiles that are one of several, and so have at least half as many rows, or for one that is alone where kAloneAhead says so.
@@ -322,12 +325,13 @@ inline void multiply_range(const TileKernels& tiles, const LinearArgs& a, int64_
         if (count == 1) {
             const bool both = tiles.two[size] && block + 1 < block1;
             const PanelAhead ahead = fetched_alone(a, panel, block_bytes);
-            (both ? tiles.two[size] : ahead ? tiles.ahead[size] : tiles.one[size])(a, row0, block, ahead);
+            (both ? tiles.two[size] : ahead ? tiles.ahead[size] : tiles.one[size])(a, row0, block, ahead.at, ahead.other, ahead.step);
             block += both ? 2 : 1;
             continue;
         }
         for (int64_t t = 0, row = row0; t < count; row += size + (t >= smaller), ++t) {
-            tiles.ahead[size + (t >= smaller)](a, row, block, shared.of(t, panel, own));
+            const PanelAhead ahead = shared.of(t, panel, own);
+            tiles.ahead[size + (t >= smaller)](a, row, block, ahead.at, ahead.other, ahead.step);
         }
         ++block;
     }
