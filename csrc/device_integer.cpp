@@ -48,7 +48,8 @@ struct IntegerUnit {
 IntegerUnit unit_of(const IntegerLinearArgs& a, const IntegerCut& cut, int64_t unit) {
     const int64_t block = unit / cut.row_chunks * cut.panel, chunk = unit % cut.row_chunks;
     const int64_t tile0 = cut.tiles * chunk / cut.row_chunks, tile1 = cut.tiles * (chunk + 1) / cut.row_chunks;
-    return {tile0, tile1, a.rows * tile0 / a.tiles, a.rows * tile1 / a.tiles, block, std::min(cut.blocks, block + cut.panel)};
+    const EvenTiles rows(a.rows, a.tiles);
+    return {tile0, tile1, rows.begin(tile0), rows.begin(tile1), block, std::min(cut.blocks, block + cut.panel)};
 }
 
 void run_integer_unit(const IntegerKernels& kernels, const IntegerLinearArgs& args, const IntegerCut& cut, int64_t unit) {

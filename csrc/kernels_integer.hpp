@@ -1,8 +1,6 @@
 // Products with integer weights and the quantization of activations; see integer.hpp for how both lie in memory.
 // Included inside the instruction set's own namespace, after simd_*.hpp, kernels_math.hpp and simd_integer_*.hpp.
 
-inline int64_t tile_row(int64_t rows, int64_t tiles, int64_t tile) { return rows * tile / tiles; }
-
 constexpr int64_t kGroupsAtOnce = 64;
 
 template <bool kBf16> inline void load_group(const void* x, int64_t at, Vec (&to)[kGroup / W]) {
@@ -82,8 +80,9 @@ void quantize_rows(const QuantizeArgs& a, int64_t tile0, int64_t tile1) {
     const auto one_level = a.x_bf16 ? quantize_row<true, 1> : quantize_row<false, 1>;
     const auto two_levels = a.x_bf16 ? quantize_row<true, 2> : quantize_row<false, 2>;
     const auto quantize = a.levels == 2 ? two_levels : one_level;
+    const EvenTiles rows(a.rows, a.tiles);
     for (int64_t tile = tile0; tile < tile1; ++tile) {
-        const int64_t row0 = tile_row(a.rows, a.tiles, tile), size = tile_row(a.rows, a.tiles, tile + 1) - row0;
+        const int64_t row0 = rows.begin(tile), size = rows.begin(tile + 1) - row0;
         for (int64_t r = 0; r < size; ++r) {
             quantize(a, row0 + r, a.out + (row0 * a.groups + r) * bytes, size * bytes);
         }
@@ -388,18 +387,17 @@ struct PieceLeft {
 
 constexpr int64_t kLaterBytes = 4 << 10; // of pieces, that a pass fetches beside its own stream
 
-// Gives a pass its share of the pieces.
-inline void fetch_later(Pieces* pieces, PieceLeft& left, TilePass& pass) {
+// Gives a pass its share of the pieces: so many bytes for each of its groups, as far as a piece lasts.
+inline void fetch_later(Pieces* pieces, PieceLeft& left, int64_t bytes, TilePass& pass) {
     pass.later_bytes = 0;
     if (left.at == left.end) {
         const char* piece = next_piece(pieces);
         if (!piece) return;
         left = {piece, piece + pieces->bytes};
     }
-    const int64_t bytes = min64(left.end - left.at, kLaterBytes), groups = pass.group1 - pass.group0;
     pass.later = left.at;
-    pass.later_bytes = (bytes + groups - 1) / groups;
-    left.at += bytes;
+    pass.later_bytes = bytes;
+    left.at += min64(left.end - left.at, kLaterBytes);
 }
 
 // While tiles pass a chunk of the weights, they fetch the next one, each its share, so that reading memory and computing overlap.
@@ -408,7 +406,8 @@ inline void fetch_later(Pieces* pieces, PieceLeft& left, TilePass& pass) {
 void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block, PieceLeft& left) {
     alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
     const IntegerTile* kernels = kIntegerTiles.of[a.levels - 1][index_of_bits(a.bits)];
-    const int64_t tiles = tile1 - tile0, row0 = tile_row(a.rows, a.tiles, tile0);
+    const EvenTiles rows(a.rows, a.tiles);
+    const int64_t tiles = tile1 - tile0, row0 = rows.begin(tile0);
     const int64_t bytes = group_bytes(a.bits);
     const int64_t largest = (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / bytes;
     const bool streams = tiles == 1 && kPasses == 1;
@@ -422,11 +421,12 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
         pass.group1 = a.groups * (chunk + 1) / chunks;
         pass.fetch = a.weight + (block * a.groups + pass.group1) * bytes;
         if (streams) pass.fetch = a.weight + block * a.groups * bytes + ahead_of(a);
-        for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += (pass.group1 - pass.group0) * pass.fetch_bytes) {
-            pass.row = tile_row(a.rows, a.tiles, tile);
+        const int64_t groups = pass.group1 - pass.group0, later_bytes = (kLaterBytes + groups - 1) / groups;
+        for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += groups * pass.fetch_bytes) {
+            pass.row = rows.begin(tile);
             pass.sums = sums + (pass.row - row0) * kIntegerColumns;
-            fetch_later(a.pieces, left, pass);
-            kernels[tile_row(a.rows, a.tiles, tile + 1) - pass.row](a, pass);
+            fetch_later(a.pieces, left, later_bytes, pass);
+            kernels[rows.begin(tile + 1) - pass.row](a, pass);
         }
     }
 }

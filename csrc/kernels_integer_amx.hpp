@@ -182,6 +182,7 @@ inline void multiply_block_tiles(const IntegerLinearArgs& a, int64_t tile0, int6
                                  PieceLeft& left) {
     alignas(64) float sums[kTilesAtOnce * kTileRows * kIntegerColumns];
     alignas(64) char bytes[kChunkGroups * kGroupLines];
+    const EvenTiles row_tiles(a.rows, a.tiles);
     const int64_t stream = group_bytes(a.bits), tiles = tile1 - tile0;
     const UnpackLines unpack = kUnpackLines[index_of_bits(a.bits)];
     const int64_t chunks = (a.groups + kChunkGroups - 1) / kChunkGroups;
@@ -193,7 +194,7 @@ inline void multiply_block_tiles(const IntegerLinearArgs& a, int64_t tile0, int6
             tile_fence();
         }
         TilePass share{};
-        share.group1 = groups;
+        const int64_t later_bytes = (kLaterBytes + groups - 1) / groups;
         HalfPass pass{};
         pass.groups = groups;
         pass.lines_step = unpack ? kGroupLines : stream;
@@ -202,7 +203,7 @@ inline void multiply_block_tiles(const IntegerLinearArgs& a, int64_t tile0, int6
         pass.fetch = w + groups * stream;
         pass.fetch_lines = (2 * stream / kLine + 2 * tiles - 1) / (2 * tiles);
         for (int64_t tile = tile0; tile < tile1; ++tile) {
-            const int64_t row = tile_row(a.rows, a.tiles, tile), rows = tile_row(a.rows, a.tiles, tile + 1) - row;
+            const int64_t row = row_tiles.begin(tile), rows = row_tiles.begin(tile + 1) - row;
             if (rows != configured) tile_configure(integer_tile_config(rows, a.bits));
             configured = rows;
             float* own = sums + (tile - tile0) * kTileRows * kIntegerColumns;
@@ -211,7 +212,7 @@ inline void multiply_block_tiles(const IntegerLinearArgs& a, int64_t tile0, int6
                 pass.lines = (unpack ? bytes : w) + half * 8 * kLine;
                 pass.scales = w + scale_of_column(a.bits, half * kTileRows);
                 pass.sums = own + half * kTileRows;
-                fetch_later(a.pieces, left, share);
+                fetch_later(a.pieces, left, later_bytes, share);
                 pass.later = share.later;
                 pass.later_lines = (2 * share.later_bytes + kLine - 1) / kLine;
                 kHalfKernels.of[a.levels - 1][index_of_bits(a.bits)][rows](pass);
