@@ -1,14 +1,11 @@
 # The commands of the house; continuous integration runs these and nothing else.
 PYTHON ?= python3
-BUILD := build/native
 
 .PHONY: native test lint clean
 
-native:  ## build octavo/_native*.so in place
-	@mkdir -p build
-	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$$($(PYTHON) -c 'import sys; print(sys.executable)')" \
-		-DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$(CURDIR)/octavo" >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
-	@cmake --build $(BUILD) -j 2
+native:  ## install the project in place, its kernels built anew where csrc/ has changed
+	@$(PYTHON) -m pip install -q "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
+	@$(PYTHON) -m pip install -q --no-build-isolation --no-deps -C build-dir=build/native -e .
 
 test: native
 	$(PYTHON) -m pytest
@@ -19,4 +16,4 @@ lint:
 	$(PYTHON) -m mypy
 
 clean:
-	rm -rf build octavo/_native*.so
+	rm -rf build
