@@ -23,7 +23,7 @@ template <int R> struct RowBases {
         for (int i = 0; i < (R + 4) / 5; ++i) at[i] = reinterpret_cast<const char*>(first) + 5 * i * stride;
     }
     // A compiler that knows the strides would keep a pointer for each row.
-    inline __attribute__((always_inline)) void step() { __asm__("" : "+r"(stride), "+r"(three)); }
+    inline __attribute__((always_inline)) void hide_strides() { __asm__("" : "+r"(stride), "+r"(three)); }
     inline __attribute__((always_inline)) const Input* row(int r) const {
         const int64_t from_base = r % 5 == 3 ? three : r % 5 * stride;
         return reinterpret_cast<const Input*>(at[r / 5] + from_base);
@@ -33,7 +33,7 @@ template <int R> struct RowBases {
     }
 };
 
-// acc += pair of inputs `k` of each row times the pairs of all columns.
+// acc += the pair of inputs at k of each row times the pairs of all columns.
 template <int R>
 inline __attribute__((always_inline)) void multiply_pair(Vec (&acc)[R][2], const RowBases<R>& rows, int64_t k, const Vec (&weights)[2]) {
 #pragma GCC unroll 16
@@ -94,7 +94,7 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
         else fetch_compact(from, reads_ahead);
         Vec weights[2][2];
         unpack_group(from, table, exceptions, weights);
-        x.step();
+        x.hide_strides();
         multiply_pair(acc, x, 0, weights[0]);
         multiply_pair(acc, x, 2, weights[1]);
         x.advance(4);
