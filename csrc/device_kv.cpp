@@ -151,8 +151,8 @@ bool Device::attend(const AttentionArgs& args, int64_t sequences) {
 }
 
 // Products between two layers' attention leave memory idle when there are many rows: they fetch the blocks that the next layer
-// will read, as far as a shared cache is likely to keep them, each thread those of its own sequences. A tile takes one piece,
-// whatever its size: small blocks that lie side by side go together. Shared ones go once.
+// will read, as far as a shared cache is likely to keep them, each thread those of its own sequences, in their order. A tile takes
+// one piece, whatever its size: small blocks that lie side by side go together. Shared ones go once.
 void Device::announce(const AttentionArgs& args, int64_t sequences, const char* next_layer) {
     const int64_t bytes = args.head_bytes * args.num_kv_heads, together = std::max<int64_t>(1, kPieceBytes / bytes);
     const auto first_block = [&](int64_t i) {
@@ -161,30 +161,25 @@ void Device::announce(const AttentionArgs& args, int64_t sequences, const char* 
     const auto end_block = [&](int64_t i) { return divide_up(args.seq_lens[i], args.block_size); };
     int64_t blocks = 0, before = 0, sequence = 0; // of all sequences; of those before this one
     for (int64_t i = 0; i < sequences; ++i) blocks += end_block(i) - first_block(i);
-    std::vector<uint64_t> wanted(divide_up(args.num_blocks, 64)), own; // a bit each
-    coming_blocks_.clear();
+    std::vector<uint64_t> taken(divide_up(args.num_blocks, 64 * together)); // a bit for each piece
     const int64_t threads = pool_.size(), most = next_layer ? kComingBytes / bytes / threads : 0;
     std::vector<int64_t> ends;
+    coming_blocks_.clear();
     for (int64_t thread = 0; thread < threads; ++thread) {
-        own.assign(wanted.size(), 0);
         int64_t left = most;
-        for (; sequence < sequences && before < blocks * (thread + 1) / threads; before += end_block(sequence) - first_block(sequence), ++sequence) {
+        for (; sequence < sequences && before < blocks * (thread + 1) / threads; ++sequence) {
             const int32_t* table = args.tables + sequence * args.table_width;
-            for (int64_t b = first_block(sequence); left > 0 && b < end_block(sequence); ++b, --left) {
+            const int64_t first = first_block(sequence), end = end_block(sequence);
+            for (int64_t b = first; left > 0 && b < end; ++b, --left) {
                 const auto block = static_cast<uint32_t>(table[b]); // unchecked where a sequence has no rows
-                if (block < static_cast<uint32_t>(args.num_blocks)) own[block / 64] |= uint64_t{1} << block % 64;
+                if (block >= static_cast<uint32_t>(args.num_blocks)) continue;
+                const int64_t piece = block / together;
+                const uint64_t bit = uint64_t{1} << piece % 64;
+                if (taken[piece / 64] & bit) continue;
+                taken[piece / 64] |= bit;
+                coming_blocks_.push_back(next_layer + piece * together * bytes);
             }
-        }
-        int64_t taken = 0; // all blocks below it
-        for (size_t word = 0; word < own.size(); ++word) {
-            const uint64_t fresh = own[word] & ~wanted[word];
-            wanted[word] |= fresh;
-            for (uint64_t rest = fresh; rest; rest &= rest - 1) {
-                const int64_t block = static_cast<int64_t>(word) * 64 + __builtin_ctzll(rest);
-                if (block < taken) continue;
-                coming_blocks_.push_back(next_layer + block * bytes);
-                taken = block + together;
-            }
+            before += end - first;
         }
         ends.push_back(static_cast<int64_t>(coming_blocks_.size()));
     }

@@ -565,10 +565,9 @@ def test_the_official_client_reads_calls(tooled: Bench) -> None:
     say(tooled, f"I will look.\n{CALL}")
 
     async def talk() -> tuple[Any, Any]:
-        transport = httpx.ASGITransport(app=tooled.app)
-        async with AsyncOpenAI(
-            api_key="EMPTY", base_url="http://test/v1", http_client=httpx.AsyncClient(transport=transport)
-        ) as client:
+        # Any: newer clients say that they want an httpx2 client, and take either.
+        http_client: Any = httpx.AsyncClient(transport=httpx.ASGITransport(app=tooled.app))
+        async with AsyncOpenAI(api_key="EMPTY", base_url="http://test/v1", http_client=http_client) as client:
             tool = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
             fields: Any = {"model": "tiny", "messages": HELLO, "tools": [tool]}
             answer = await client.chat.completions.create(**fields)
