@@ -163,9 +163,10 @@ void Device::announce(const AttentionArgs& args, int64_t sequences, const char* 
     for (int64_t i = 0; i < sequences; ++i) blocks += end_block(i) - first_block(i);
     std::vector<uint64_t> taken(divide_up(args.num_blocks, 64 * together)); // a bit for each piece
     const int64_t threads = pool_.size(), most = next_layer ? kComingBytes / bytes / threads : 0;
-    std::vector<int64_t> ends;
     coming_blocks_.clear();
+    coming_blocks_.reserve(most * threads); // stays where it is
     for (int64_t thread = 0; thread < threads; ++thread) {
+        const auto first_piece = static_cast<int64_t>(coming_blocks_.size());
         int64_t left = most;
         for (; sequence < sequences && before < blocks * (thread + 1) / threads; ++sequence) {
             const int32_t* table = args.tables + sequence * args.table_width;
@@ -181,11 +182,7 @@ void Device::announce(const AttentionArgs& args, int64_t sequences, const char* 
             }
             before += end - first;
         }
-        ends.push_back(static_cast<int64_t>(coming_blocks_.size()));
-    }
-    for (int64_t thread = 0; thread < threads; ++thread) {
-        const int64_t first = thread ? ends[thread - 1] : 0;
-        coming_[thread] = {coming_blocks_.data() + first, ends[thread] - first, bytes * together, 0};
+        coming_[thread] = {coming_blocks_.data() + first_piece, static_cast<int64_t>(coming_blocks_.size()) - first_piece, bytes * together, 0};
     }
 }
 

@@ -33,7 +33,6 @@ struct Cut {
     }
 
     int64_t units() const { return blocks * chunks; }
-    int spans(int threads) const { return static_cast<int>(std::min<int64_t>(units(), threads)); }
 
     int64_t blocks, chunks, panel, together;
 };
@@ -171,11 +170,11 @@ void Device::multiply(const LinearArgs& args, const NextWeight& next, bool bf16)
     LinearArgs common = args;
     // Logits, above all: rows far apart whose lines would share few places in the caches.
     common.past_caches = !args.residual && args.n % 16 == 0 && args.out_stride == args.n && args.rows * args.n * 4 >= kPastCaches;
-    Spans spans(cut.units(), cut.spans(pool_.size()));
+    Spans spans(cut.units(), pool_.size());
     over_claims(spans, args.rows < kFewRows ? 2 : 1, [&](const Spans::Claim& claim, int thread) {
         LinearArgs own = common;
         own.pieces = coming_of(thread);
-        run_units(kernel, own, cut, claim, next.begin(thread % spans.size(), spans.size()));
+        run_units(kernel, own, cut, claim, next.begin(spans.of(thread), spans.size()));
     });
 }
 
@@ -184,7 +183,7 @@ void Device::multiply_gated(const LinearArgs& args, const NextWeight& next, cons
     const Cut cut(*kernels_, args, bf16 ? 2 : 4, 2);
     const auto kernel = kernel_of(args, bf16);
     const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
-    Spans spans(cut.units(), cut.spans(pool_.size()));
+    Spans spans(cut.units(), pool_.size());
     over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) {
         auto unit = [&, mine = sums + thread * sums_size](LinearArgs now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
             now.out = mine;
@@ -195,7 +194,7 @@ void Device::multiply_gated(const LinearArgs& args, const NextWeight& next, cons
         };
         LinearArgs own = args;
         own.pieces = coming_of(thread);
-        run_units(unit, own, cut, claim, next.begin(thread % spans.size(), spans.size()));
+        run_units(unit, own, cut, claim, next.begin(spans.of(thread), spans.size()));
     });
 }
 
@@ -204,7 +203,7 @@ void Device::multiply_argmax(const LinearArgs& args, const BestOfRows& best, flo
     const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1);
     const auto kernel = kernel_of(args, bf16);
     const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
-    Spans spans(cut.units(), cut.spans(pool_.size()));
+    Spans spans(cut.units(), pool_.size());
     over_claims(spans, args.rows < kFewRows ? 2 : 1, [&](const Spans::Claim& claim, int thread) {
         auto unit = [&, mine = sums + thread * sums_size](LinearArgs now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
             now.out = mine;

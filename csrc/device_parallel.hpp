@@ -31,12 +31,12 @@ template <class Call> void Device::over_units(int64_t count, const Call& call) {
 
 template <class Call> void Device::over_claims(Spans& spans, int64_t most, const Call& call) {
     over_units(spans.size(), [&](int64_t, int thread) {
-        for (Spans::Claim claim; spans.claim(thread % spans.size(), most, claim);) call(claim, thread);
+        for (Spans::Claim claim; spans.claim(spans.of(thread), most, claim);) call(claim, thread);
     });
 }
 
 template <class Call> void Device::over_spans(int64_t count, const Call& call) {
-    Spans spans(count, static_cast<int>(std::min<int64_t>(count, pool_.size())));
+    Spans spans(count, pool_.size());
     over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) { call(claim.begin, thread); });
 }
 

@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "even_tiles.hpp"
 #include "pieces.hpp"
 
 namespace octavo {
@@ -45,13 +46,6 @@ template <int kBits> constexpr float kOffset = kBits == 8 ? 128.0f : 32.0f;
 // Where kernels of weights with so many bits are in tables of them.
 constexpr int kBitsOf[] = {4, 5, 6, 8};
 constexpr int index_of_bits(int bits) { return bits == 8 ? 3 : bits - 4; }
-
-// Rows in nearly equal tiles: the first ones have one more.
-struct EvenTiles {
-    int64_t size, larger;
-    constexpr EvenTiles(int64_t rows, int64_t tiles) : size(rows / tiles), larger(rows % tiles) {}
-    constexpr int64_t begin(int64_t tile) const { return tile * size + (tile < larger ? tile : larger); }
-};
 
 // Of a group's inputs.
 struct HalfSums {

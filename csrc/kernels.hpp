@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "even_tiles.hpp"
 #include "pieces.hpp"
 
 namespace octavo {

@@ -82,7 +82,7 @@ void quantize_rows(const QuantizeArgs& a, int64_t tile0, int64_t tile1) {
     const auto quantize = a.levels == 2 ? two_levels : one_level;
     const EvenTiles rows(a.rows, a.tiles);
     for (int64_t tile = tile0; tile < tile1; ++tile) {
-        const int64_t row0 = rows.begin(tile), size = rows.begin(tile + 1) - row0;
+        const int64_t row0 = rows.begin(tile), size = rows.rows(tile);
         for (int64_t r = 0; r < size; ++r) {
             quantize(a, row0 + r, a.out + (row0 * a.groups + r) * bytes, size * bytes);
         }
@@ -386,6 +386,7 @@ struct PieceLeft {
 };
 
 constexpr int64_t kLaterBytes = 4 << 10; // of pieces, that a pass fetches beside its own stream
+inline int64_t later_a_group(int64_t groups) { return (kLaterBytes + groups - 1) / groups; } // of a pass over so many
 
 // Gives a pass its share of the pieces: so many bytes for each of its groups, as far as a piece lasts.
 inline void fetch_later(Pieces* pieces, PieceLeft& left, int64_t bytes, TilePass& pass) {
@@ -421,12 +422,12 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
         pass.group1 = a.groups * (chunk + 1) / chunks;
         pass.fetch = a.weight + (block * a.groups + pass.group1) * bytes;
         if (streams) pass.fetch = a.weight + block * a.groups * bytes + ahead_of(a);
-        const int64_t groups = pass.group1 - pass.group0, later_bytes = (kLaterBytes + groups - 1) / groups;
+        const int64_t groups = pass.group1 - pass.group0, later_bytes = later_a_group(groups);
         for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += groups * pass.fetch_bytes) {
             pass.row = rows.begin(tile);
             pass.sums = sums + (pass.row - row0) * kIntegerColumns;
             fetch_later(a.pieces, left, later_bytes, pass);
-            kernels[rows.begin(tile + 1) - pass.row](a, pass);
+            kernels[rows.rows(tile)](a, pass);
         }
     }
 }

@@ -194,7 +194,7 @@ inline void multiply_block_tiles(const IntegerLinearArgs& a, int64_t tile0, int6
             tile_fence();
         }
         TilePass share{};
-        const int64_t later_bytes = (kLaterBytes + groups - 1) / groups;
+        const int64_t later_bytes = later_a_group(groups);
         HalfPass pass{};
         pass.groups = groups;
         pass.lines_step = unpack ? kGroupLines : stream;
@@ -203,7 +203,7 @@ inline void multiply_block_tiles(const IntegerLinearArgs& a, int64_t tile0, int6
         pass.fetch = w + groups * stream;
         pass.fetch_lines = (2 * stream / kLine + 2 * tiles - 1) / (2 * tiles);
         for (int64_t tile = tile0; tile < tile1; ++tile) {
-            const int64_t row = row_tiles.begin(tile), rows = row_tiles.begin(tile + 1) - row;
+            const int64_t row = row_tiles.begin(tile), rows = row_tiles.rows(tile);
             if (rows != configured) tile_configure(integer_tile_config(rows, a.bits));
             configured = rows;
             float* own = sums + (tile - tile0) * kTileRows * kIntegerColumns;

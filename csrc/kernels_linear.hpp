@@ -280,7 +280,11 @@ struct AllTiles {
 
 constexpr AllTiles kTiles;
 
+// Pairs of inputs that a tile walks.
 inline int64_t pairs_of(const LinearArgs& a) { return round_up(a.k, kDepthStep) / 2 * (kColumnBlock / (W * kLinearVecs)); }
+
+// Bytes to be fetched with each of so many pairs, so that all are fetched.
+inline int64_t bytes_a_pair(int64_t bytes, int64_t pairs) { return pairs ? (bytes + pairs - 1) / pairs : 0; }
 
 // What tiles of several fetch: the first ones the panel that follows, each its share, the others pieces of what later ops will
 // read, a piece each.
@@ -288,19 +292,17 @@ class SharedAhead {
 public:
     SharedAhead(const LinearArgs& a, int64_t panel_bytes, int64_t tiles)
         : pieces_(a.pieces), sharers_(pieces_ && tiles > 2 ? min64(4, max64(2, tiles / 2)) : tiles), pairs_(pairs_of(a)),
-          share_(a_pair(panel_bytes, sharers_)), piece_(pieces_ ? a_pair(pieces_->bytes, 1) : 0) {}
+          share_(bytes_a_pair(panel_bytes, pairs_ * sharers_)), piece_(pieces_ ? bytes_a_pair(pieces_->bytes, pairs_) : 0) {}
 
     // Tile t's; where there is nothing more to fetch, a line of `own` that the tile reads anyhow. panel: may be null.
     PanelAhead of(int64_t t, const char* panel, const char* own) const {
         const char* at = t >= sharers_ ? next_piece(pieces_) : panel ? panel + t * share_ * pairs_ : nullptr;
-        const int64_t step = at ? t < sharers_ ? share_ : piece_ : 0;
-        return {at ? at : own, (at ? at : own) + step, 2 * step};
+        if (!at) return {own, own, 0};
+        const int64_t step = t < sharers_ ? share_ : piece_;
+        return {at, at + step, 2 * step};
     }
 
 private:
-    // Bytes to be fetched with each pair of inputs, so that all tiles fetch so many.
-    int64_t a_pair(int64_t bytes, int64_t tiles) const { return (bytes + pairs_ * tiles - 1) / (pairs_ * tiles); }
-
     Pieces* pieces_;
     int64_t sharers_, pairs_, share_, piece_;
 };
@@ -309,31 +311,43 @@ private:
 // itself does so for each page, and not far.
 inline PanelAhead fetched_alone(const LinearArgs& a, const char* panel, int64_t bytes) {
     if (!kAloneAhead || !panel) return kNothingAhead;
-    return {panel, panel + round_up(bytes / 2, 64), (bytes + pairs_of(a) - 1) / pairs_of(a)};
+    return {panel, panel + round_up(bytes / 2, 64), bytes_a_pair(bytes, pairs_of(a))};
 }
 
-// Each panel of weights meets all rows before the next one is read: it comes from memory once.
+// The panel after a block's, as far as it is known; null if not.
+inline const char* panel_after(const LinearArgs& a, int64_t block, int64_t block1, int64_t block_bytes) {
+    if (block + 1 < a.fetch_end) return static_cast<const char*>(a.weight) + (block + 1) * block_bytes;
+    return block + 1 == block1 ? a.after : nullptr;
+}
+
+inline void multiply_alone(const TileKernels& tiles, const LinearArgs& a, int64_t row, int64_t rows, int64_t block0, int64_t block1,
+                           int64_t block_bytes) {
+    for (int64_t block = block0; block < block1;) {
+        const bool both = tiles.two[rows] && block + 1 < block1;
+        const PanelAhead ahead = fetched_alone(a, panel_after(a, block, block1, block_bytes), block_bytes);
+        (both ? tiles.two[rows] : ahead ? tiles.ahead[rows] : tiles.one[rows])(a, row, block, ahead.at, ahead.other, ahead.step);
+        block += both ? 2 : 1;
+    }
+}
+
+// Each panel of weights meets all rows before the next one is read: it comes from memory once. Tiles are nearly equal: none has few
+// rows.
 inline void multiply_range(const TileKernels& tiles, const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0,
                            int64_t block1, int64_t block_bytes) {
     const int64_t count = (row1 - row0 + kLinearRows - 1) / kLinearRows;
-    // Nearly equal tiles, none with few rows: the last ones have a row more.
-    const int64_t size = (row1 - row0) / max64(1, count), smaller = count - (row1 - row0 - size * count);
-    const SharedAhead shared(a, block_bytes, count);
-    for (int64_t block = block0; block < block1;) {
-        const char* own = static_cast<const char*>(a.weight) + block * block_bytes;
-        const char* panel = block + 1 < a.fetch_end ? own + block_bytes : block + 1 == block1 ? a.after : nullptr;
-        if (count == 1) {
-            const bool both = tiles.two[size] && block + 1 < block1;
-            const PanelAhead ahead = fetched_alone(a, panel, block_bytes);
-            (both ? tiles.two[size] : ahead ? tiles.ahead[size] : tiles.one[size])(a, row0, block, ahead.at, ahead.other, ahead.step);
-            block += both ? 2 : 1;
-            continue;
+    if (count == 1) {
+        multiply_alone(tiles, a, row0, row1 - row0, block0, block1, block_bytes);
+    } else if (count > 1) {
+        const EvenTiles rows(row1 - row0, count);
+        const SharedAhead shared(a, block_bytes, count);
+        for (int64_t block = block0; block < block1; ++block) {
+            const char* own = static_cast<const char*>(a.weight) + block * block_bytes;
+            const char* panel = panel_after(a, block, block1, block_bytes);
+            for (int64_t t = 0; t < count; ++t) {
+                const PanelAhead ahead = shared.of(t, panel, own);
+                tiles.ahead[rows.rows(t)](a, row0 + rows.begin(t), block, ahead.at, ahead.other, ahead.step);
+            }
         }
-        for (int64_t t = 0, row = row0; t < count; row += size + (t >= smaller), ++t) {
-            const PanelAhead ahead = shared.of(t, panel, own);
-            tiles.ahead[size + (t >= smaller)](a, row, block, ahead.at, ahead.other, ahead.step);
-        }
-        ++block;
     }
     if (a.past_caches) vstream_end();
 }

@@ -15,9 +15,9 @@ public:
         int64_t begin, end, limit;
     };
 
-    // Fewer than 2^31 units.
-    Spans(int64_t units, int count) : spans_(count) {
-        for (int i = 0; i < count; ++i) spans_[i].rest = pack(units * i / count, units * (i + 1) / count);
+    // Equal ones, one for each thread as far as the units last, of which there are fewer than 2^31.
+    Spans(int64_t units, int threads) : spans_(units < threads ? units : threads) {
+        for (int64_t i = 0, count = size(); i < count; ++i) spans_[i].rest = pack(units * i / count, units * (i + 1) / count);
     }
 
     // Spans that end where it says.
@@ -26,6 +26,8 @@ public:
     }
 
     int size() const { return static_cast<int>(spans_.size()); }
+    // Which one is a thread's own.
+    int of(int thread) const { return thread % size(); }
 
     // Up to `most` units from the front of span `own`, or one from the back of another. False: none are left.
     bool claim(int own, int64_t most, Claim& claim) {

@@ -193,3 +193,12 @@ def test_empty_batches_are_nothing_special() -> None:
     assert backend.ops.linear_argmax(np.empty((0, 48), BF16), packed).shape == (0,)
     assert backend.ops.linear(np.empty((0, 48), BF16), packed).shape == (0, 48)
     assert backend.ops.embedding(np.empty(0, np.int32), packed).shape == (0, 48)
+
+
+@pytest.mark.parametrize(("isa", "dtype"), [(isa, dtype) for isa, dtype in DEVICES if not isa.startswith("amx")])
+@pytest.mark.parametrize("rows", [1, 30])
+def test_a_product_without_inputs_is_its_bias(isa: str, dtype: str, rows: int) -> None:
+    backend, bias = device(isa, dtype), normal(1, 70)
+    weight = backend.weight(Dense(act(normal(2, 70, 0), dtype)))
+    found = backend.to_host(backend.ops.linear(act(normal(3, rows, 0), dtype), weight, bias=bias))
+    np.testing.assert_array_equal(found, np.broadcast_to(bias, (rows, 70)))
