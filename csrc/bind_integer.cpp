@@ -3,6 +3,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -72,11 +73,17 @@ std::vector<std::string> names_of_kernels(const std::string& isa) {
 } // namespace
 
 void bind_integer(nb::module_& module, nb::class_<Device>& device) {
+    nb::class_<Shortlist>(module, "Shortlist")
+        .def_prop_ro("num_bytes", [](const Shortlist& list) { return list.rough ? list.rough->memory.bytes() : 0; })
+        .def("takes", &Shortlist::takes, "rows"_a)
+        .def_ro("settled", &Shortlist::settled)
+        .def_ro("given_up", &Shortlist::given_up);
     nb::class_<IntegerWeight>(module, "IntegerWeight")
         .def_ro("rows", &IntegerWeight::rows)
         .def_ro("columns", &IntegerWeight::columns)
         .def_ro("gated", &IntegerWeight::gated)
-        .def_prop_ro("num_bytes", [](const IntegerWeight& w) { return w.memory.bytes(); });
+        .def_prop_ro("num_bytes", [](const IntegerWeight& w) { return w.memory.bytes(); })
+        .def_prop_ro("shortlist", [](const IntegerWeight& w) { return w.shortlist; });
     module.def("integer_kernels", &names_of_kernels, "isa"_a);
     module.def("quantize", &quantize<float>, "matrix"_a.noconvert(), "values"_a.noconvert(), "scales"_a.noconvert(),
                "minimums"_a.noconvert().none(), "isa"_a, "num_threads"_a);
@@ -91,6 +98,7 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
                 return d.pack_integer(read_source(n, v, s, m), gated);
             },
             "bits"_a, values, scales, minimums, nb::kw_only(), "gated"_a = false)
+        .def("shortlist", &Device::shortlist_integer, "weight"_a)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
         .def(
             "linear",

@@ -1,5 +1,6 @@
 // The Python module octavo._native. Its signatures for people and type checkers are in octavo/_native.pyi.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -28,7 +29,8 @@ void bind_memory(nb::module_& m) {
         .def_ro("rows", &PackedWeight::rows)
         .def_ro("columns", &PackedWeight::columns)
         .def_ro("gated", &PackedWeight::gated)
-        .def_prop_ro("num_bytes", [](const PackedWeight& w) { return w.memory.bytes(); });
+        .def_prop_ro("num_bytes", [](const PackedWeight& w) { return w.memory.bytes(); })
+        .def_prop_ro("shortlist", [](const PackedWeight& w) { return w.shortlist; });
     nb::class_<KVBlocks>(m, "KVBlocks")
         .def(nb::init<int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, const std::string&>(), nb::kw_only(), "num_layers"_a, "num_blocks"_a,
              "num_host_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "dtype"_a)
@@ -64,6 +66,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("isa", &Device::isa)
         .def_prop_ro("num_threads", &Device::num_threads)
         .def("pack", &Device::pack, "weight"_a, nb::kw_only(), "gated"_a = false)
+        .def("shortlist", &Device::shortlist, "weight"_a)
         .def("embedding", &Device::embedding, "ids"_a, "table"_a)
         .def("new_result", &Device::new_result, "x"_a, "columns"_a)
         .def(

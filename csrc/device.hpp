@@ -5,6 +5,7 @@
 // octavo/backends/base.py.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,6 +18,7 @@
 #include "memory.hpp"
 #include "program.hpp"
 #include "sampling.hpp"
+#include "shortlist.hpp"
 #include "spans.hpp"
 #include "thread_pool.hpp"
 #include "weight_memory.hpp"
@@ -66,6 +68,10 @@ public:
 
     std::unique_ptr<PackedWeight> pack(nb::handle matrix, bool gated);
     std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source, bool gated);
+
+    // Makes what lets linear_argmax of a weight be faster, where it does.
+    void shortlist(PackedWeight& weight);
+    void shortlist_integer(IntegerWeight& weight);
 
     nb::object embedding(nb::handle ids, const PackedWeight& table);
     // Memory for a result: a row of so many columns for each of x.
@@ -161,6 +167,9 @@ private:
     decltype(KernelTable::linear_bf16) kernel_of(const LinearArgs& args, bool bf16) const;
     void multiply(const LinearArgs& args, const NextWeight& next, bool bf16);
     void multiply_gated(const LinearArgs& args, const NextWeight& next, const GatedBlockArgs& gate, float* sums, bool bf16);
+    // Multiplies blocks to `sums` and holds them against what the thread has found before.
+    void best_of_blocks(LinearArgs args, int64_t row0, int64_t row1, int64_t block0, int64_t block1, const BestOfRows& best, float* sums,
+                        int thread, bool bf16);
     void multiply_argmax(const LinearArgs& args, const BestOfRows& best, float* sums, int32_t* places, bool bf16);
     // What an op with integer weights quantizes and multiplies, as far as it is known beforehand.
     struct IntegerProduct {
@@ -168,8 +177,26 @@ private:
         QuantizeArgs quantize;
     };
     IntegerProduct product_of(const Array& x, const IntegerWeight& weight, int64_t out_stride) const;
-    // For bodies: quantizes so many rows to records, and returns the kernels for them.
-    const IntegerKernels& quantize_rows(IntegerProduct& product, int64_t rows, char* records);
+    // For bodies: quantizes so many rows to records, and returns the kernels for them. alone: each row for products of its own.
+    const IntegerKernels& quantize_rows(IntegerProduct& product, int64_t rows, char* records, bool alone = false);
+
+    // Whether a matrix of that size is worth a shortlist.
+    bool shortlists(int64_t rows, int64_t columns, bool gated) const;
+    // The list with what `call` measures of each block of columns; null where that is too much for a bound, or `call` says so.
+    template <class Call>
+    std::shared_ptr<Shortlist> measured(std::shared_ptr<Shortlist> list, int64_t rows, int64_t columns, const Call& call);
+    // What an op by a shortlist multiplies first.
+    IntegerProduct rough_product_of(const Array& x, const IntegerWeight& weight) const;
+    // Floats of a block's product of so many rows, as a thread holds it.
+    int64_t sums_of_blocks(int64_t rows) const;
+    // Bytes of scratch that so many rows need to be promised anything.
+    int64_t promise_bytes(const IntegerProduct& rough, int64_t rows) const;
+    // For bodies: multiplies roughly, in such scratch. False: the product is to be exact at once.
+    bool promise(Shortlist& list, IntegerProduct rough, int64_t rows, char* memory, const uint32_t* allowed, int64_t words,
+                 Promises& found);
+    using ComputeBlock = std::function<void(int64_t row, int64_t block, int thread)>;
+    // For bodies: computes what may be the largest, and so holds it against the best. False: there is too much of it.
+    bool settle(Shortlist& list, const Promises& promises, const BestOfRows& best, const ComputeBlock& compute);
     bool attend(const AttentionArgs& args, int64_t sequences);
     void announce(const AttentionArgs& args, int64_t sequences, const char* next_layer);
     // Null if nothing is left of a thread's part.

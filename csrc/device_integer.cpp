@@ -69,20 +69,16 @@ void gate_unit(const IntegerKernels& kernels, const KernelTable& table, IntegerL
     }
 }
 
-// args.out is memory for one block of the unit's rows.
-void best_of_unit(const IntegerKernels& kernels, const KernelTable& table, IntegerLinearArgs args, const IntegerCut& cut,
-                  int64_t unit, const BestOfRows& best, int64_t claimant) {
+// The blocks of a unit one by one: call(args, row0, rows, columns) with the product of a block, of the rows from row0 on, at
+// args.out, which is memory for one.
+template <class Call>
+void over_blocks_of_unit(const IntegerKernels& kernels, IntegerLinearArgs args, const IntegerCut& cut, int64_t unit, const Call& call) {
     const IntegerUnit u = unit_of(args, cut, unit);
-    BestArgs found = best.of(claimant, u.row0);
-    found.sums = args.out;
-    found.rows = u.row1 - u.row0;
-    found.stride = args.out_stride;
     args.first_row = u.row0;
     for (int64_t block = u.block0; block < u.block1; ++block) {
-        args.first_column = found.first_column = block * kIntegerColumns;
-        found.columns = std::min<int64_t>(kIntegerColumns, args.n - found.first_column);
+        args.first_column = block * kIntegerColumns;
         kernels.linear(args, u.tile0, u.tile1, block, block + 1);
-        table.best_of_block(found);
+        call(args, u.row0, u.row1 - u.row0, std::min<int64_t>(kIntegerColumns, args.n - args.first_column));
     }
 }
 
@@ -173,12 +169,12 @@ Device::IntegerProduct Device::product_of(const Array& x, const IntegerWeight& w
     return product;
 }
 
-const IntegerKernels& Device::quantize_rows(IntegerProduct& product, int64_t rows, char* records) {
-    const IntegerKernels& kernels = kernels_for(*integer_, rows);
+const IntegerKernels& Device::quantize_rows(IntegerProduct& product, int64_t rows, char* records, bool alone) {
+    const IntegerKernels& kernels = kernels_for(*integer_, alone ? 1 : rows);
     QuantizeArgs& quantize = product.quantize;
     product.args.x = quantize.out = records;
     quantize.rows = product.args.rows = rows;
-    quantize.tiles = product.args.tiles = divide_up(rows, kernels.rows_of_tile);
+    quantize.tiles = product.args.tiles = alone ? rows : divide_up(rows, kernels.rows_of_tile);
     over_rows(quantize.tiles, 2 * rows * quantize.groups * kGroup, [&](int64_t t0, int64_t t1) { kernels.quantize(quantize, t0, t1); });
     return kernels;
 }
@@ -228,6 +224,49 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     return out;
 }
 
+int64_t Device::sums_of_blocks(int64_t rows) const { return std::min(rows, 2 * kRowsOfUnit) * kIntegerColumns; }
+
+Device::IntegerProduct Device::rough_product_of(const Array& x, const IntegerWeight& weight) const {
+    IntegerProduct rough = product_of(x, weight, kIntegerColumns);
+    rough.args.levels = rough.quantize.levels = 1;
+    return rough;
+}
+
+int64_t Device::promise_bytes(const IntegerProduct& rough, int64_t rows) const {
+    const int64_t records = divide_up(rows * rough.args.groups * record_bytes(rough.args.bits, 1), kLine) * kLine;
+    return pool_.size() * sums_of_blocks(rows) * 4 + records + Promises::bytes(rows, divide_up(rough.args.n, kIntegerColumns), pool_.size());
+}
+
+bool Device::promise(Shortlist& list, IntegerProduct rough, int64_t rows, char* memory, const uint32_t* allowed, int64_t words,
+                     Promises& found) {
+    if (!list.takes(rows)) return false;
+    if (list.pause > 0) return --list.pause, false;
+    auto* sums = reinterpret_cast<float*>(memory);
+    char* records = memory + pool_.size() * sums_of_blocks(rows) * 4;
+    found = Promises(records + divide_up(rows * rough.args.groups * record_bytes(rough.args.bits, 1), kLine) * kLine, rows,
+                     divide_up(rough.args.n, kIntegerColumns), pool_.size());
+    const IntegerKernels& kernels = quantize_rows(rough, rows, records);
+    over_rows(rough.args.tiles, 2 * rows * rough.args.groups * kGroup,
+              [&](int64_t t0, int64_t t1) { kernels.measure(rough.quantize, found.lengths, found.changes, t0, t1); });
+    for (int64_t row = 0; row < rows; ++row) {
+        if (!(found.lengths[row] < Shortlist::kLongest && found.changes[row] < Shortlist::kLongest)) return false;
+    }
+    std::fill_n(found.floors, pool_.size() * found.stride, -std::numeric_limits<float>::infinity());
+    const IntegerCut cut = cut_integer(rough.args, pool_.size());
+    over_spans(cut.units(), [&](int64_t unit, int thread) {
+        IntegerLinearArgs now = rough.args;
+        now.out = sums + thread * sums_of_blocks(rows);
+        over_blocks_of_unit(kernels, now, cut, unit, [&](const IntegerLinearArgs& a, int64_t row0, int64_t count, int64_t columns) {
+            PromiseArgs block{a.out, count, a.out_stride, a.first_column, columns, list.per_input.data(), list.per_error.data(),
+                              found.lengths + row0, found.changes + row0, found.floors + thread * found.stride + row0,
+                              found.tops + row0 * found.row_stride + a.first_column / kIntegerColumns, found.row_stride,
+                              allowed ? allowed + row0 * words : nullptr, words};
+            kernels_->promise_of_block(block);
+        });
+    });
+    return true;
+}
+
 // Block by block, whose products lie in a cache until the best of their rows are known.
 nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weight, nb::handle allowed) {
     const Array in = read(x, "x", act(), 2);
@@ -236,22 +275,48 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     hold(weight);
     const Size rows = rows_of(in);
     const Allowed bits = read_allowed(allowed, rows, weight.rows);
-    const int64_t sums_size = std::min(rows.capacity, 2 * kRowsOfUnit) * kIntegerColumns;
     const Result out = result(Type::int32, rows, 1, 1);
     const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits, activation_levels_));
-    const auto sums = scratch(pool_.size() * sums_size * 4);
+    const auto sums = scratch(pool_.size() * sums_of_blocks(rows.capacity) * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
+    const IntegerProduct rough = rough_product_of(in, weight);
+    const auto promises = scratch(weight.shortlist ? promise_bytes(rough, rows.capacity) : 0);
     IntegerProduct product = product_of(in, weight, kIntegerColumns);
     follow({}); // as linear does
-    issue([this, product, rows, bits, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
-           found = bests.data(), places = out.ints()]() mutable {
-        const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
+    issue([this, product, rough, rows, bits, list = weight.shortlist, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
+           found = bests.data(), promised = promises.data(), places = out.ints()]() mutable {
+        const int64_t count = rows.now();
+        const auto best_of = [&](const IntegerLinearArgs& a, int64_t row0, int64_t rows, int64_t columns, const BestOfRows& best, int thread) {
+            BestArgs block = best.of(thread, row0);
+            block.sums = a.out;
+            block.rows = rows;
+            block.stride = a.out_stride;
+            block.first_column = a.first_column;
+            block.columns = columns;
+            kernels_->best_of_block(block);
+        };
+        if (Promises tops; list && promise(*list, rough, count, promised, bits.now(), bits.words, tops)) {
+            const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
+            const IntegerKernels& kernels = quantize_rows(product, count, memory, true);
+            const auto compute = [&](int64_t row, int64_t block, int thread) {
+                IntegerLinearArgs now = product.args;
+                now.out = own + thread * sums_of_blocks(count);
+                now.first_row = row;
+                now.first_column = block * kIntegerColumns;
+                kernels.linear(now, row, row + 1, block, block + 1);
+                best_of(now, row, 1, std::min<int64_t>(kIntegerColumns, now.n - now.first_column), best, thread);
+            };
+            if (settle(*list, tops, best, compute)) return best.merge(places);
+        }
+        const IntegerKernels& kernels = quantize_rows(product, count, memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size());
-        const BestOfRows best(found, pool_.size(), rows.now(), bits.now(), bits.words);
+        const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
         over_spans(cut.units(), [&](int64_t unit, int thread) {
             IntegerLinearArgs now = product.args;
-            now.out = own + thread * sums_size;
-            best_of_unit(kernels, *kernels_, now, cut, unit, best, thread);
+            now.out = own + thread * sums_of_blocks(count);
+            over_blocks_of_unit(kernels, now, cut, unit, [&](const IntegerLinearArgs& a, int64_t row0, int64_t some, int64_t columns) {
+                best_of(a, row0, some, columns, best, thread);
+            });
         });
         best.merge(places);
     });

@@ -13,7 +13,6 @@ namespace {
 constexpr int64_t kPanelBytes = 256 << 10; // weights that meet all rows before others do: the second-level cache should hold them
 constexpr int64_t kChunkBytes = 256 << 10; // inputs of rows that meet those weights: they should stay there too
 constexpr int64_t kPastCaches = 4 << 20;   // of a result: more would only push other things out of the caches
-constexpr int64_t kFewRows = 4;            // below, kernels multiply two blocks at once
 constexpr int64_t kExceptionShare = 2048;  // compact blocks: of so many elements at most one is an exception, which takes longer
 constexpr int64_t kMostPlaces = 1 << 24;   // and of a block's elements there are fewer
 
@@ -198,25 +197,29 @@ void Device::multiply_gated(const LinearArgs& args, const NextWeight& next, cons
     });
 }
 
+void Device::best_of_blocks(LinearArgs args, int64_t row0, int64_t row1, int64_t block0, int64_t block1, const BestOfRows& best,
+                            float* sums, int thread, bool bf16) {
+    args.out = sums;
+    args.first_row = row0;
+    args.first_column = block0 * kColumnBlock;
+    kernel_of(args, bf16)(args, row0, row1, block0, block1);
+    BestArgs found = best.of(thread, row0);
+    found.sums = sums;
+    found.rows = row1 - row0;
+    found.stride = args.out_stride;
+    found.first_column = args.first_column;
+    found.columns = std::min(args.n, block1 * kColumnBlock) - args.first_column;
+    kernels_->best_of_block(found);
+}
+
 // A unit's product lies in a cache until the best of its rows are known.
 void Device::multiply_argmax(const LinearArgs& args, const BestOfRows& best, float* sums, int32_t* places, bool bf16) {
     const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1);
-    const auto kernel = kernel_of(args, bf16);
     const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
     Spans spans(cut.units(), pool_.size());
     over_claims(spans, args.rows < kFewRows ? 2 : 1, [&](const Spans::Claim& claim, int thread) {
-        auto unit = [&, mine = sums + thread * sums_size](LinearArgs now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
-            now.out = mine;
-            now.first_row = row0;
-            now.first_column = block0 * kColumnBlock;
-            kernel(now, row0, row1, block0, block1);
-            BestArgs found = best.of(thread, row0);
-            found.sums = mine;
-            found.rows = row1 - row0;
-            found.stride = now.out_stride;
-            found.first_column = now.first_column;
-            found.columns = std::min(now.n, block1 * kColumnBlock) - now.first_column;
-            kernels_->best_of_block(found);
+        auto unit = [&, mine = sums + thread * sums_size](const LinearArgs& now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
+            best_of_blocks(now, row0, row1, block0, block1, best, mine, thread, bf16);
         };
         run_units(unit, args, cut, claim, nullptr);
     });
@@ -270,11 +273,23 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
     const int64_t chunk = std::min(rows.capacity, chunk_rows(*kernels_, args.k, act_bf16_ ? 2 : 4));
     const auto sums = scratch(pool_.size() * chunk * args.out_stride * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
+    const std::shared_ptr<Shortlist> list = weight.shortlist;
+    const IntegerProduct rough = list ? rough_product_of(in, *list->rough) : IntegerProduct{};
+    const auto promises = scratch(list ? promise_bytes(rough, rows.capacity) : 0);
     follow(units_of(weight, 1)); // nothing follows the head
-    issue([this, args, rows, bits, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), found = bests.data(),
-           places = out.ints()] {
-        const BestOfRows best(found, pool_.size(), rows.now(), bits.now(), bits.words);
-        multiply_argmax(staged(args, rows.now(), stage), best, own, places, act_bf16_);
+    issue([this, args, rough, rows, bits, list, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), found = bests.data(),
+           promised = promises.data(), places = out.ints()] {
+        const int64_t count = rows.now();
+        const LinearArgs now = staged(args, count, stage);
+        if (Promises tops; list && promise(*list, rough, count, promised, bits.now(), bits.words, tops)) {
+            const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
+            const auto compute = [&](int64_t row, int64_t block, int thread) {
+                best_of_blocks(now, row, row + 1, block, block + 1, best, own + thread * now.out_stride, thread, act_bf16_);
+            };
+            if (settle(*list, tops, best, compute)) return best.merge(places);
+        }
+        const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
+        multiply_argmax(now, best, own, places, act_bf16_);
     });
     return out.array;
 }

@@ -9,6 +9,8 @@ namespace octavo {
 
 constexpr int64_t kParallelWork = 16384; // elements below which waking another thread costs more than it brings
 
+constexpr int64_t kFewRows = 4;         // below, products of plain numbers take two blocks at once: memory is what they wait for
+
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class Object> void Device::hold(const Object& object) {

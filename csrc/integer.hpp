@@ -103,6 +103,8 @@ struct IntegerKernels {
 
     void (*linear)(const IntegerLinearArgs&, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1);
     void (*quantize)(const QuantizeArgs&, int64_t tile0, int64_t tile1);
+    // Of quantized rows of one level: their lengths, and those of what quantizing has changed; no less than they are.
+    void (*measure)(const QuantizeArgs&, float* lengths, float* changes, int64_t tile0, int64_t tile1);
     void (*embedding)(const IntegerEmbeddingArgs&, int64_t row0, int64_t row1);
     // What is written where there is a problem means nothing.
     QuantizeProblem (*quantize_weights)(const QuantizeWeightsArgs&, int64_t group0, int64_t group1);

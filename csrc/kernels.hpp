@@ -150,6 +150,20 @@ struct BestArgs {
     int64_t allowed_stride;
 };
 
+// A block of columns of a rough product. A column is off the exact one by no more than the row's length times its per_input and
+// what quantizing has changed of the row times its per_error.
+struct PromiseArgs {
+    const float* sums; // [rows, stride]
+    int64_t rows, stride, first_column, columns;
+    const float *per_input, *per_error; // of all columns
+    const float *lengths, *changes;     // of each row
+    float* floors;                      // of each row: what its largest surely reaches; minus infinity at first
+    float* tops; // of each row: the most that a column of the block can be; minus infinity where it surely is not the largest
+    int64_t tops_stride;
+    const uint32_t* allowed; // as in BestArgs
+    int64_t allowed_stride;
+};
+
 // How linear_bf16 wants x.
 enum class Activation { fp32, bf16, bf16_padded }; // padded: rows hold zeros up to a multiple of kDepthStep
 
@@ -187,6 +201,8 @@ struct KernelTable {
     int64_t (*masked_argmax)(const float* x, const uint32_t* allowed, int64_t n, float* out);
     // The same in parts, in any order: takes a few more columns into values and places.
     void (*best_of_block)(const BestArgs&);
+    // Of a rough product: what it says of a block of columns.
+    void (*promise_of_block)(const PromiseArgs&);
     // shares[i] = exp((x[i] - max) * inverse_temperature); sums[b] over block b of kShareBlock of them.
     void (*shares)(const float* x, int64_t n, float max, float inverse_temperature, float* shares, double* sums);
     // maxima[b] = the largest of block b of kMaxBlock logits.

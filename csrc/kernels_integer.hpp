@@ -106,6 +106,37 @@ inline float scaled_sum_at(const char* record) { return float_at(record + kGroup
 inline int32_t offset_of_all(const char* record) { return word_at(record + kGroup + 4); }
 inline int32_t offset_of_half(const char* record, int half) { return word_at(record + kGroup + 4 + 4 * half); }
 
+// A square is lost where a number is below 1e-19, and rounding takes less than a thousandth.
+inline float length_of(Vec squares) { return __builtin_sqrtf(vsum(squares)) * 1.001f + 1e-16f; }
+
+template <bool kBf16> inline void measure_row(const QuantizeArgs& a, int64_t row, const char* record, int64_t stride, float& length, float& change) {
+    Vec all = vzero(), changed = vzero();
+    for (int64_t g = 0; g < a.groups; ++g, record += stride) {
+        const Vec scale = vset(scale_at(record));
+        Vec x[kGroup / W];
+        load_group<kBf16>(a.x, (row * a.groups + g) * kGroup, x);
+        for (int v = 0; v < kGroup / W; ++v) {
+            const Vec off = vsub(x[v], vmul(vload_int8(reinterpret_cast<const int8_t*>(record) + v * W), scale));
+            all = vfma(x[v], x[v], all);
+            changed = vfma(off, off, changed);
+        }
+    }
+    length = length_of(all);
+    change = length_of(changed);
+}
+
+void measure_rows(const QuantizeArgs& a, float* lengths, float* changes, int64_t tile0, int64_t tile1) {
+    const int64_t bytes = record_bytes(a.bits, a.levels);
+    const EvenTiles rows(a.rows, a.tiles);
+    for (int64_t tile = tile0; tile < tile1; ++tile) {
+        const int64_t row0 = rows.begin(tile), size = rows.rows(tile);
+        for (int64_t row = row0; row < row0 + size; ++row) {
+            const auto measure = a.x_bf16 ? measure_row<true> : measure_row<false>;
+            measure(a, row, a.out + (row0 * a.groups + row - row0) * bytes, size * bytes, lengths[row], changes[row]);
+        }
+    }
+}
+
 // Loops over rows and vectors are unrolled by word: a compiler that leaves one of them a loop keeps all sums in memory.
 
 // A place that no compiler knows, so that it does not keep what it has loaded there before: registers hold no more.

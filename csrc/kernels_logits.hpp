@@ -78,6 +78,32 @@ void best_of_block(const BestArgs& a) {
     }
 }
 
+// Few blocks promise a row anything: the best of so many columns that came before is seldom reached.
+void promise_of_block(const PromiseArgs& given) {
+    const PromiseArgs a = given; // no store changes it
+    const Vec least = vset(-__FLT_MAX__), impossible = vset(-__builtin_inff());
+    for (int64_t r = 0; r < a.rows; ++r) {
+        const float* x = a.sums + r * a.stride;
+        const Vec length = vset(a.lengths[r]), change = vset(a.changes[r]);
+        Vec top = impossible, sure = impossible;
+        for (int64_t i = 0; i < a.columns; i += W) {
+            const int64_t n = a.first_column + i;
+            Vec v = vload_part(x + i, min64(W, a.columns - i));
+            if (i + W > a.columns) v = vkeep(v, 0, static_cast<int>(a.columns - i), impossible);
+            if (a.allowed) v = vselect_bits(a.allowed + r * a.allowed_stride, n, v, impossible);
+            const Vec off = vfma(length, vload(a.per_input + n), vmul(change, vload(a.per_error + n)));
+            top = vmax(top, vadd(v, off));
+            sure = vmax(sure, vsub(v, off));
+        }
+        float& promised = a.tops[r * a.tops_stride];
+        promised = -__builtin_inff();
+        if (!vnot_below(top, vmax(vset(a.floors[r]), least))) continue;
+        promised = vmax_of(top);
+        const float least_of_all = vmax_of(sure);
+        a.floors[r] = least_of_all > a.floors[r] ? least_of_all : a.floors[r];
+    }
+}
+
 void shares(const float* x, int64_t n, float max, float inverse_temperature, float* out, double* sums) {
     const Vec top = vset(max), scale = vset(inverse_temperature);
     for (int64_t b = 0; b * kShareBlock < n; ++b) {

@@ -39,6 +39,8 @@ private:
     int64_t used_ = 0;
 };
 
+struct Shortlist;
+
 // A matrix [rows, columns] packed for linear and embedding; see kernels_linear.hpp.
 struct PackedWeight {
     // Of a matrix that is in memory, so that sizes do not overflow.
@@ -54,6 +56,8 @@ struct PackedWeight {
     std::vector<uint32_t> exceptions;
     std::vector<int64_t> first_exceptions;
     std::unique_ptr<Compact> compact;
+
+    std::shared_ptr<Shortlist> shortlist; // may be null
 };
 
 } // namespace octavo

@@ -42,6 +42,24 @@ def split_blocks(
 ) -> None:
     """``octavo.quant.gguf.Split`` on several threads."""
 
+class Shortlist:
+    """What ``Device.shortlist`` makes of a weight."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a matrix of its own; 0: it needs none."""
+
+    def takes(self, rows: int) -> bool:
+        """Whether it is used for so many rows."""
+
+    @property
+    def settled(self) -> int:
+        """Products whose largest columns it has found."""
+
+    @property
+    def given_up(self) -> int:
+        """Products that too many columns of may have been the largest."""
+
 class PackedWeight:
     """A matrix [rows, columns] in the form that ``Device.linear`` and ``Device.embedding`` read."""
 
@@ -55,6 +73,8 @@ class PackedWeight:
 
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def shortlist(self) -> Shortlist | None: ...
 
 class IntegerWeight:
     """The same of an integer layout."""
@@ -69,6 +89,8 @@ class IntegerWeight:
 
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def shortlist(self) -> Shortlist | None: ...
 
 class KVBlocks:
     """Keys and values of every layer, on the device side and on the host side."""
@@ -160,6 +182,9 @@ class Device:
         column: int = 0,
     ) -> np.ndarray:
         """``into``: a result whose columns from ``column`` on this one becomes; a residual has its shape."""
+    def shortlist(self, weight: PackedWeight | IntegerWeight) -> None:
+        """Makes what lets ``linear_argmax`` of a weight be faster, where it does."""
+
     def linear_argmax(
         self, x: np.ndarray, weight: PackedWeight | IntegerWeight, allowed: np.ndarray | None = None
     ) -> np.ndarray:

@@ -248,6 +248,10 @@ class Backend(Protocol):
         ``gated_linear`` alone."""
         ...
 
+    def shortlist(self, weight: Weight) -> None:
+        """Make ready what lets ``linear_argmax`` of this weight be faster, if anything does. Its results are the same."""
+        ...
+
     def tensor(self, array: np.ndarray) -> Array:
         """A small float32 tensor (norm weight, bias, rotary table) or an int32 one, on the device."""
         ...

@@ -25,6 +25,7 @@ class LMHead:
             self._weight = tied.weight
         else:
             self._weight = loader.matrix([f"{name}.weight"], rows=[vocab_size], columns=hidden_size, vocabulary=True)
+        loader.backend.shortlist(self._weight)
 
     def __call__(self, x: Array) -> Array:
         """act[R, hidden_size] -> float32[R, vocab_size]"""

@@ -37,6 +37,23 @@ def test_a_product(bits: int, dtype: str, activation_bits: int, arithmetic: str,
     assert found == Work(weight.num_bytes, x.nbytes + 2 * out.nbytes, dots * 2 * 3 * 64 * 32, arithmetic)
 
 
+@pytest.mark.parametrize(
+    ("rows", "copied", "expected"),
+    [
+        (3, 17 * 64 * 2, (17 * 64 * 2, 1, "int8")),  # bytes of a copy
+        (3, 0, (20 * 64, 1, "int8")),  # or its own, with fewer dots
+        (2, 0, (20 * 64, 2, "int8")),  # not for so few
+    ],
+)
+def test_the_largest_of_a_product(rows: int, copied: int, expected: tuple[int, int, str]) -> None:
+    shortlist = SimpleNamespace(num_bytes=copied, takes=lambda rows: rows > 2)
+    weight = SimpleNamespace(rows=64, columns=32, num_bytes=20 * 64, shortlist=shortlist)
+    x, out = np.zeros((rows, 32), np.float32), np.zeros(rows, np.int32)
+    found = work_of(call("linear_argmax", x, weight, result=out), Precision("bfloat16", 16))
+    streamed, dots, arithmetic = expected
+    assert found == Work(streamed, x.nbytes + out.nbytes, dots * 2 * rows * 64 * 32, arithmetic)
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=4),
     st.one_of(st.none(), st.integers(1, 40)),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _DTYPES = ("bfloat16", "float32")
 _COLUMN_BLOCK = 32
 """Outputs that a packed matrix stores together."""
+_SPARE_TIMES = 16
+"""Memory is short if so many times what is to be added to it is not left."""
 _KV_DTYPES = (*_DTYPES, "int8")
 
 
@@ -107,6 +109,11 @@ class CpuBackend:
         scales = np.ascontiguousarray(layout.scales).view(np.uint16)
         minimums = None if layout.minimums is None else np.ascontiguousarray(layout.minimums).view(np.uint16)
         return self._device.pack_integer(layout.bits, values, scales, minimums, gated=fused)
+
+    def shortlist(self, weight: "_native.PackedWeight | _native.IntegerWeight") -> None:
+        """Keeps a plain matrix in bytes too, where that is worth it and memory is not short."""
+        if weight.rows * weight.columns * 17 // 16 <= self.available_memory() // _SPARE_TIMES:
+            self._device.shortlist(weight)
 
     def tensor(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array, np.int32 if array.dtype.kind in "iu" else np.float32)

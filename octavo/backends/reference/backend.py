@@ -61,6 +61,9 @@ class ReferenceBackend:
         rounded: np.ndarray = layout.dequantize().astype(DTYPES[self.compute_dtype]).astype(np.float32)
         return rounded
 
+    def shortlist(self, weight: Any) -> None:
+        """Nothing: all columns are computed."""
+
     def tensor(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array, np.int32 if array.dtype.kind in "iu" else np.float32)
 

@@ -68,6 +68,20 @@ def _linear(a: Arguments, result: Any, precision: Precision) -> Work:
     )
 
 
+def _argmax(a: Arguments, result: Any, precision: Precision) -> Work:
+    product, weight, rows = _linear(a, result, precision), a["weight"], len(a["x"])
+    shortlist = getattr(weight, "shortlist", None)
+    if shortlist is None or not shortlist.takes(rows):
+        return product
+    # What is computed once more is little.
+    return replace(
+        product,
+        streamed_bytes=shortlist.num_bytes or weight.num_bytes,
+        flops=2 * rows * weight.rows * weight.columns,
+        arithmetic="int8",
+    )
+
+
 def _gated(a: Arguments, result: Any, precision: Precision) -> Work:
     product = _linear(a, result, precision)
     return replace(product, flops=product.flops + 5 * result.size)
@@ -125,7 +139,7 @@ def _logits(a: Arguments, result: Any, precision: Precision) -> Work:
 _ACCOUNTS: dict[str, Callable[[Arguments, Any, Precision], Work]] = {
     "linear": _linear,
     "gated_linear": _gated,
-    "linear_argmax": _linear,
+    "linear_argmax": _argmax,
     "attention": _attention,
     "rotary": _rotary,
     "rms_norm": _norm,

@@ -1,0 +1,62 @@
+// What lets the largest column of each row of a product be found without computing all columns as they are.
+//
+// First the product is computed roughly, with bytes for x and w, and with it how far off each column can be. Then only blocks of
+// columns that may hold the largest are computed as ever, so that the result is the same, bit for bit. With x' and w' for what
+// bytes make of x and w, |xw - x'w'| <= |x| |w - w'| + |x - x'| |w'| (Cauchy and Schwarz); what is lost by rounding sums comes to
+// that. All lengths are measured, none is estimated.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "integer_weight.hpp"
+
+namespace octavo {
+
+// Of a packed weight, or of an integer weight that meets activations of two levels: its rough product is that with one level.
+struct Shortlist {
+    static constexpr float kLongest = 1e18f; // products of such lengths are far from infinity
+
+    explicit Shortlist(int64_t columns)
+        : per_input((columns + kIntegerColumns - 1) / kIntegerColumns * kIntegerColumns), per_error(per_input.size()) {}
+
+    std::unique_ptr<IntegerWeight> rough;                // null: the weight itself
+    std::vector<float> per_input, per_error;             // as PromiseArgs has them
+    // With fewer rows, or more, the exact product is as fast.
+    int64_t least_rows = 1, most_rows = std::numeric_limits<int64_t>::max();
+    bool takes(int64_t rows) const { return rows >= least_rows && rows <= most_rows; }
+
+    // Where columns are all alike, too many blocks may hold the largest. After that the next products are exact at once; the more
+    // often it happens, the more of them.
+    int64_t pause = 0, next_pause = 1;
+
+    int64_t settled = 0, given_up = 0; // products
+};
+
+// Numbers of a product by a shortlist, in memory of `bytes` that it does not own.
+struct Promises {
+    Promises() = default;
+    Promises(char* memory, int64_t rows, int64_t blocks, int threads) : rows(rows), blocks(blocks), stride(padded(rows)), row_stride(apart(blocks)) {
+        lengths = reinterpret_cast<float*>(memory);
+        changes = lengths + stride;
+        reached = changes + stride;
+        floors = reached + stride;
+        tops = floors + threads * stride;
+    }
+
+    static int64_t bytes(int64_t rows, int64_t blocks, int threads) { return 4 * ((3 + threads) * padded(rows) + rows * apart(blocks)); }
+
+    int64_t rows = 0, blocks = 0, stride = 0, row_stride = 0;
+    float *lengths = nullptr, *changes = nullptr; // of each row, as PromiseArgs has them
+    float* reached = nullptr;                     // of each row: what a column of it is
+    float* floors = nullptr;                      // [threads][stride]
+    float* tops = nullptr;                        // [rows][row_stride], of which `blocks` count
+
+private:
+    static int64_t padded(int64_t count) { return (count + 15) / 16 * 16; } // whole cache lines
+    static int64_t apart(int64_t blocks) { return padded(blocks) | 16; }     // an odd number of them: rows share no places in caches
+};
+
+} // namespace octavo

@@ -1,0 +1,155 @@
+"""A shortlist changes how long ``linear_argmax`` takes, never what it gives: the argmax of what ``linear`` computes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.backends.cpu.backend import CpuBackend
+from octavo.backends.reference.sampling import masked
+from octavo.quant.integer import quantize
+from octavo.quant.layouts import Dense, Int4Group, Int5Group, Int6Group, Int8Group
+from tests.ops.devices import BF16, DTYPES, ISAS, act, device, normal, some_allowed
+
+SEEDS = st.integers(0, 2**32 - 1)
+COLUMNS = st.sampled_from([2048, 2060, 2111])
+
+
+def listed(backend: CpuBackend, layout: Any) -> Any:
+    weight = backend.weight(layout)
+    backend.shortlist(weight)
+    return weight
+
+
+def matrix_and_rows(seed: int, m: int, k: int, n: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x, matrix = normal(seed, m, k), normal(seed + 1, n, k)
+    if kind == "outliers":
+        x *= np.exp(2 * normal(seed + 2, m, k))
+        matrix *= np.exp(normal(seed + 3, n, 1))
+    elif kind == "equals":  # sums without rounding: many columns are the same
+        x, matrix = np.sign(x), np.round(matrix)
+    elif kind == "close":  # what is largest for a row is so by a bit of a number
+        few = rng.permutation(n)[:50]
+        matrix[few] = 3 * x[rng.integers(0, m, 50)] * (1 + rng.integers(-1, 2, (50, k)) * 2.0**-8)
+    return x, matrix
+
+
+def assert_same(backend: CpuBackend, x: np.ndarray, weight: Any, allowed: np.ndarray) -> None:
+    ops = backend.ops
+    with np.errstate(all="ignore"):
+        logits = np.array(ops.linear(x, weight))
+        np.testing.assert_array_equal(ops.linear_argmax(x, weight), ops.argmax(logits))
+        np.testing.assert_array_equal(ops.linear_argmax(x, weight, allowed), ops.argmax(masked(logits, allowed)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["normal", "outliers", "equals", "close"])
+@settings(max_examples=8, deadline=None)
+@given(seed=SEEDS, m=st.sampled_from([1, 2, 3, 4, 17, 40]), groups=st.integers(1, 8), n=COLUMNS)
+def test_the_largest_of_plain_numbers(isa: str, dtype: str, kind: str, seed: int, m: int, groups: int, n: int) -> None:
+    x, matrix = matrix_and_rows(seed, m, 32 * groups, n, kind)
+    for threads in (1, 3):
+        backend = device(isa, dtype, threads)
+        weight = listed(backend, Dense(act(matrix, dtype)))
+        assert weight.shortlist.num_bytes > 0
+        assert_same(backend, act(x, dtype), weight, some_allowed(seed, m, n))
+
+
+def _in_bits(bits: int, matrix: np.ndarray) -> Int4Group | Int5Group | Int6Group | Int8Group:
+    if bits in (4, 8):
+        return quantize(matrix, 4 if bits == 4 else 8)
+    rows, columns = matrix.shape
+    low, high = matrix.min(), matrix.max()
+    size = 32 if bits == 5 else 16
+    scales = np.full((rows, columns // size), (high - low) / (31 if bits == 5 else 63), np.float16)
+    step = np.repeat(scales.astype(np.float32), size, axis=1)
+    if bits == 6:
+        return Int6Group(np.clip(np.round(matrix / step), -32, 31).astype(np.int8), scales)
+    minimums = np.full((rows, columns // 32), low, np.float16)
+    values = np.clip(np.round((matrix - np.float32(np.float16(low))) / step), 0, 31)
+    return Int5Group(values.astype(np.uint8), scales, minimums)
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["normal", "outliers", "close"])
+@settings(max_examples=6, deadline=None)
+@given(seed=SEEDS, m=st.sampled_from([9, 16, 40]), groups=st.integers(1, 8), n=COLUMNS, far=st.booleans())
+def test_the_largest_of_integers_in_16_bits(
+    isa: str, bits: int, kind: str, seed: int, m: int, groups: int, n: int, far: bool
+) -> None:
+    x, matrix = matrix_and_rows(seed, m, 32 * groups, n, kind)
+    layout = _in_bits(bits, matrix + (30 if far and bits < 6 else 0))  # minimums much larger than what is left of them
+    backend = CpuBackend(compute_dtype="bfloat16", isa=isa, num_threads=2, activation_bits=16)
+    weight = listed(backend, layout)
+    assert weight.shortlist.num_bytes == 0
+    assert_same(backend, x.astype(BF16), weight, some_allowed(seed, m, n))
+
+
+def test_few_columns_are_computed_twice() -> None:
+    """And where too many would be, all are at once for a while; then it is tried again."""
+    backend = device("auto", "bfloat16")
+    weight = listed(backend, Dense(normal(1, 4096, 576).astype(BF16)))
+    x = normal(2, 3, 576).astype(BF16)
+    for _ in range(3):
+        backend.ops.linear_argmax(x, weight)
+    assert (weight.shortlist.settled, weight.shortlist.given_up) == (3, 0)
+    same = np.zeros((3, 576), BF16)
+    tried = []
+    for _ in range(12):
+        assert list(backend.ops.linear_argmax(same, weight)) == [0, 0, 0]
+        tried.append(weight.shortlist.given_up)
+    assert tried == [1, 1, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4]
+    for _ in range(9):
+        backend.ops.linear_argmax(x, weight)
+    assert (weight.shortlist.settled, weight.shortlist.given_up) == (5, 4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_rows_that_no_bound_holds_for(isa: str, dtype: str) -> None:
+    """NaN, infinity, numbers whose squares are none, and nothing at all."""
+    backend = device(isa, dtype)
+    weight = listed(backend, Dense(act(normal(1, 2048, 64), dtype)))
+    x, allowed = normal(2, 3, 64), np.zeros((3, 64), np.int32)
+    for bad in (np.nan, np.inf, 1e30, 1e-30, 1e-42, 0.0):
+        row = np.where(np.arange(64) % 7 == 0, bad, 0.0 if bad == 0 else bad * 0.1)
+        assert_same(backend, act(np.concatenate([x[:1], row[None], x[1:2]]), dtype), weight, allowed)
+    assert list(backend.ops.linear_argmax(act(x, dtype), weight, allowed)) == [-1, -1, -1]
+
+
+def test_more_rows_than_a_chunk_has() -> None:
+    backend = device("auto", "bfloat16")
+    weight, x = listed(backend, Dense(normal(1, 3000, 256).astype(BF16))), normal(2, 500, 256).astype(BF16)
+    assert_same(backend, x, weight, some_allowed(3, 500, 3000))
+    assert weight.shortlist.settled == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "spoilt"), [(2047, 64, 0.0), (2048, 65, 0.0), (2048, 2080, 0.0), (2048, 64, np.nan), (2048, 64, 3e38)]
+)
+def test_matrices_without_one(rows: int, columns: int, spoilt: float) -> None:
+    backend = device("auto", "float32")
+    matrix = normal(1, rows, columns)
+    if spoilt:
+        matrix[5] = spoilt
+    weight = listed(backend, Dense(matrix))
+    assert weight.shortlist is None
+    assert_same(backend, normal(2, 2, columns), weight, some_allowed(3, 2, rows))
+
+
+def test_none_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, weight = CpuBackend(num_threads=1), normal(1, 2048, 64)
+    monkeypatch.setattr(backend, "available_memory", lambda: 16 * 2048 * 68 - 1)
+    assert listed(backend, Dense(weight)).shortlist is None
+    monkeypatch.setattr(backend, "available_memory", lambda: 16 * 2048 * 68)
+    assert listed(backend, Dense(weight)).shortlist.num_bytes == 2048 * 68
+
+
+def test_integers_with_activations_in_8_bits_have_none() -> None:
+    backend = CpuBackend(num_threads=1, activation_bits=8)
+    assert listed(backend, quantize(normal(1, 2048, 64), 8)).shortlist is None
