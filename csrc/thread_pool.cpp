@@ -67,59 +67,64 @@ ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::stop() {
     stopping_ = true;
-    ++epoch_;
-    epoch_.notify_all();
+    ++wakes_;
+    wakes_.notify_all();
     for (std::thread& worker : workers_) worker.join();
 }
 
 void ThreadPool::submit(int64_t count, Call call, const void* body) {
+    const int64_t finished = finished_.load(std::memory_order_relaxed);
+    const uint64_t op = (claims_.load(std::memory_order_relaxed) >> 32) + 1;
     call_ = call;
     body_ = body;
     count_ = count;
-    finished_.store(0, std::memory_order_relaxed);
-    uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
-    claims_.store(static_cast<uint64_t>(epoch) << 32 | static_cast<uint32_t>(count), std::memory_order_release);
-    epoch_.store(epoch);
-    if (sleepers_.load() > 0) epoch_.notify_all();
-    work(epoch, 0);
-    for (int spins = 0; finished_.load(std::memory_order_acquire) != count;) {
+    claims_.store(op << 32 | static_cast<uint64_t>(count - 1), std::memory_order_release); // the first unit is the caller's
+    // Whoever falls asleep at this moment sleeps through this op, which does not need him, and is woken for the next.
+    if (sleepers_.load(std::memory_order_relaxed) > 0) {
+        ++wakes_;
+        wakes_.notify_all();
+    }
+    call(body, 0, 0);
+    const int64_t others = count - 1 - work(claims_.load(std::memory_order_relaxed), 0);
+    for (int spins = 0; finished_.load(std::memory_order_acquire) - finished != others;) {
         if (++spins < 20000) pause();
         else sched_yield(); // the thread that holds the last unit may want this core
     }
 }
 
-bool ThreadPool::work(uint32_t epoch, int thread) {
-    bool any = false;
-    for (uint64_t seen = claims_.load(std::memory_order_acquire);;) {
-        if (static_cast<uint32_t>(seen >> 32) != epoch || static_cast<uint32_t>(seen) == 0) return any;
-        if (!claims_.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel)) continue;
+int64_t ThreadPool::work(uint64_t seen, int thread) {
+    const uint64_t op = seen >> 32;
+    int64_t done = 0;
+    while (seen >> 32 == op && static_cast<uint32_t>(seen) != 0) {
+        if (!claims_.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
         call_(body_, count_ - static_cast<uint32_t>(seen), thread);
-        finished_.fetch_add(1, std::memory_order_acq_rel);
-        any = true;
+        ++done;
+        if (thread > 0) finished_.fetch_add(1, std::memory_order_acq_rel);
         seen = claims_.load(std::memory_order_acquire);
     }
+    return done;
 }
 
 void ThreadPool::loop(int thread) {
     FlushDenormals flush;
-    uint32_t done = 0;
-    while (true) {
-        auto deadline = std::chrono::steady_clock::now() + kSpin;
-        uint32_t epoch = epoch_.load(std::memory_order_acquire);
-        for (int spins = 1; epoch == done; ++spins) {
+    uint64_t last = 0; // op
+    while (!stopping_.load(std::memory_order_relaxed)) {
+        const auto deadline = std::chrono::steady_clock::now() + kSpin;
+        uint64_t seen = claims_.load(std::memory_order_acquire);
+        for (int spins = 1; seen >> 32 == last; ++spins) {
             pause();
-            epoch = epoch_.load(std::memory_order_acquire);
+            seen = claims_.load(std::memory_order_acquire);
             if (spins % 64 == 0 && std::chrono::steady_clock::now() > deadline) break;
         }
-        if (epoch == done) {
+        if (seen >> 32 == last) {
+            const uint32_t wakes = wakes_.load();
             ++sleepers_;
-            epoch_.wait(done);
+            if (claims_.load() >> 32 == last && !stopping_) wakes_.wait(wakes);
             --sleepers_;
             continue;
         }
-        if (stopping_) return;
-        work(epoch, thread);
-        done = epoch;
+        last = seen >> 32;
+        work(seen, thread);
     }
 }
 

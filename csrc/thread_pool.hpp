@@ -65,19 +65,21 @@ private:
     using Call = void (*)(const void* body, int64_t unit, int thread);
 
     void submit(int64_t count, Call call, const void* body);
-    bool work(uint32_t epoch, int thread);
+    // Units of the op that `seen` is of, as claims_ was seen, until none are left; returns how many.
+    int64_t work(uint64_t seen, int thread);
     void loop(int thread);
     void stop();
 
     std::vector<std::thread> workers_;
     // High half: the op's number; low half: units not yet claimed. A claim succeeds only on the op it was meant for, and an op
-    // cannot end while a claimed unit is unfinished, so the three fields below are stable for whoever holds a claim.
+    // cannot end while a claimed unit is unfinished, so the three fields below are stable for whoever holds a claim. All in one
+    // line, which those who wait look at: a line that another core has written takes long to come.
     alignas(64) std::atomic<uint64_t> claims_{0};
     Call call_ = nullptr;
     const void* body_ = nullptr;
     int64_t count_ = 0;
-    alignas(64) std::atomic<int64_t> finished_{0};
-    alignas(64) std::atomic<uint32_t> epoch_{0};
+    alignas(64) std::atomic<int64_t> finished_{0}; // units of all ops, but those that the caller did
+    alignas(64) std::atomic<uint32_t> wakes_{0};
     std::atomic<int> sleepers_{0};
     std::atomic<bool> stopping_{false};
 };
