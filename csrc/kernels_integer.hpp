@@ -145,6 +145,25 @@ inline __attribute__((always_inline)) const char* anew(const char* p) {
     return p;
 }
 
+// A group's weights of less than 8 bits as bytes: eight lines of each half of a block.
+constexpr int64_t kGroupLines = 2 * 8 * kLine; // bytes of a group's weights, one each
+
+template <int kBits> void unpack_lines(const char* w, char* lines) {
+    constexpr int kStep = static_cast<int>(sizeof(Bytes));
+    for (int half = 0; half < 2; ++half, w += kBits * kLine, lines += 8 * kLine) {
+        for (int at = 0; at < kLine; at += kStep) {
+#pragma GCC unroll 8
+            for (int line = 0; line < 8; ++line) {
+                const Bytes values = values_of_line<kBits>(w + at, line);
+                __builtin_memcpy(lines + line * kLine + at, &values, sizeof values);
+            }
+        }
+    }
+}
+
+// Bits of a weight as a tile reads it.
+template <int kBits, bool kUnpacked> constexpr int kBitsRead = kUnpacked ? 8 : kBits;
+
 // The exact dots of a group's bytes at x, for R rows `kStride` bytes apart and V vectors of outputs, `w` being those of the first
 // vector. They are added to those that are given.
 template <int R, int V, int kStride> inline __attribute__((always_inline)) void dot_bytes4(Dots (&dots)[R][V], const char* x, const char* w) {
@@ -203,7 +222,7 @@ template <int R, int V, int kStride> inline __attribute__((always_inline)) void 
 }
 
 // The same for one half of a group's inputs, with 5 or 6 bits.
-template <int R, int V, int kStride, int kBits, int kHalf>
+template <int R, int V, int kStride, int kBits, int kHalf, bool kUnpacked>
 inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const char* x, const char* w) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
@@ -211,7 +230,9 @@ inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const ch
         Eights weights[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
-            weights[v] = dsmall(values_of_line<kBits>(w + place_of_column(kBits, v * W), kFirst + i));
+            const char* half = w + place_of_column(kBitsRead<kBits, kUnpacked>, v * W);
+            if constexpr (kUnpacked) weights[v] = dsmall(dload(half + (kFirst + i) * kLine));
+            else weights[v] = dsmall(values_of_line<kBits>(half, kFirst + i));
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -247,26 +268,26 @@ inline __attribute__((always_inline)) void dot_levels(Dots (&dots)[R][V], const 
 
 // One group's products with 6 bits, of N vectors of outputs from `first` on: what both halves give, and then the activations'
 // scale. At a place that no compiler knows, so that it does not keep what it has loaded for other vectors.
-template <int N, int kLevels, int R, int V>
+template <int N, int kLevels, bool kUnpacked, int R, int V>
 inline __attribute__((always_inline)) void accumulate_group6(Vec (&acc)[R][V], int first, const char* x, const char* w,
                                                              const char* scales) {
     constexpr int kStride = record_bytes(6, kLevels);
     x = anew(x);
     Dots dots[R][N];
     Vec products[R][N];
-    w += place_of_column(6, first * W);
+    w += place_of_column(kBitsRead<6, kUnpacked>, first * W);
     scales += first * W * 2;
     const auto offset = [&](int half) {
         return [=](int r) __attribute__((always_inline)) { return dset(offset_of_half(x + r * kStride, half)); };
     };
-    dot_levels<6, kLevels>(dots, x, w, offset(0), dot_half<R, N, kStride, 6, 0>);
+    dot_levels<6, kLevels>(dots, x, w, offset(0), dot_half<R, N, kStride, 6, 0, kUnpacked>);
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) {
         const Vec scale = vload_half(scales + v * W * 2);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) products[r][v] = vmul(dfloat(dots[r][v]), scale);
     }
-    dot_levels<6, kLevels>(dots, x, w, offset(1), dot_half<R, N, kStride, 6, 1>);
+    dot_levels<6, kLevels>(dots, x, w, offset(1), dot_half<R, N, kStride, 6, 1, kUnpacked>);
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) {
         const Vec scale = vload_half(scales + (kIntegerColumns + v * W) * 2);
@@ -279,7 +300,7 @@ inline __attribute__((always_inline)) void accumulate_group6(Vec (&acc)[R][V], i
 }
 
 // Adds one group's products of R rows and V vectors of outputs, `w` and `scales` being those of the first vector.
-template <int R, int V, int kBits, int kLevels>
+template <int R, int V, int kBits, int kLevels, bool kUnpacked = false>
 inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], const char* x, const char* w, const char* scales) {
     if constexpr (R == 1 && V > 1 && kBits != 4) { // in the order of memory: what reads ahead in hardware follows that
 #pragma GCC unroll 8
@@ -293,7 +314,7 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
     if constexpr (kBits == 6) {
         constexpr int kTogether = R * V <= 8 ? V : 1; // registers hold no more
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v += kTogether) accumulate_group6<kTogether, kLevels>(acc, v, x, w, scales);
+        for (int v = 0; v < V; v += kTogether) accumulate_group6<kTogether, kLevels, kUnpacked>(acc, v, x, w, scales);
         return;
     }
     constexpr int kStride = record_bytes(kBits, kLevels);
@@ -306,8 +327,8 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
         dot_levels<8, kLevels>(dots, x, w, all, dot_bytes8<R, V, kStride>);
     } else {
         dot_levels<5, kLevels>(dots, x, w, none, [](Dots(&to)[R][V], const char* from, const char* with) __attribute__((always_inline)) {
-            dot_half<R, V, kStride, 5, 0>(to, from, with);
-            dot_half<R, V, kStride, 5, 1>(to, from, with);
+            dot_half<R, V, kStride, 5, 0, false>(to, from, with);
+            dot_half<R, V, kStride, 5, 1, false>(to, from, with);
         });
     }
     constexpr bool kMinimums = kBits != 8;
@@ -330,6 +351,7 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
 struct TilePass {
     int64_t row, block, group0, group1;
     float* sums;
+    const char* lines; // of group0, if they are unpacked
     const char *fetch, *later;
     int64_t fetch_bytes, later_bytes;
     bool streams;
@@ -338,7 +360,7 @@ struct TilePass {
 // Times that a tile walks its groups: as often as registers are too narrow for a block.
 constexpr int kPasses = kIntegerColumns / (kIntegerVecs * W);
 
-template <int R, int kBits, int kLevels>
+template <int R, int kBits, int kLevels, bool kUnpacked>
 __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
     constexpr int V = kIntegerVecs, kStep = R * record_bytes(kBits, kLevels);
     constexpr int64_t kBytes = group_bytes(kBits);
@@ -348,7 +370,8 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
     for (int column = 0; column < kIntegerColumns; column += V * W) {
         const char* x = a.x + pass.row * a.groups * (kStep / R) + pass.group0 * kStep;
         const char* w = a.weight + (pass.block * a.groups + pass.group0) * kBytes;
-        const int64_t at = place_of_column(kBits, column), scales = scale_of_column(kBits, column);
+        const int64_t at = place_of_column(kBitsRead<kBits, kUnpacked>, column), scales = scale_of_column(kBits, column);
+        const char* lines = pass.lines;
         float* sums = pass.sums + column;
         Vec acc[R][V];
 #pragma GCC unroll 8
@@ -364,7 +387,8 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
                 for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
             }
             for (later_end += later_bytes; later < later_end; later += kLine) __builtin_prefetch(later, 0, 2);
-            accumulate_group<R, V, kBits, kLevels>(acc, x, w + at, w + scales);
+            accumulate_group<R, V, kBits, kLevels, kUnpacked>(acc, x, (kUnpacked ? lines : w) + at, w + scales);
+            if (kUnpacked) lines += kGroupLines;
         }
         if (last) {
             int64_t columns[V];
@@ -384,10 +408,15 @@ typedef void (*IntegerTile)(const IntegerLinearArgs&, const TilePass&);
 
 struct IntegerTiles {
     IntegerTile of[2][4][kIntegerRows + 1]{}; // [levels less one][index of the bits][rows]
+    IntegerTile unpacked[2][kIntegerRows + 1]{}; // of 6 bits
     template <int kBits, int R> constexpr void fill() {
         if constexpr (R > 0) {
-            of[0][index_of_bits(kBits)][R] = integer_tile<R, kBits, 1>;
-            of[1][index_of_bits(kBits)][R] = integer_tile<R, kBits, 2>;
+            of[0][index_of_bits(kBits)][R] = integer_tile<R, kBits, 1, false>;
+            of[1][index_of_bits(kBits)][R] = integer_tile<R, kBits, 2, false>;
+            if constexpr (kBits == 6 && R > kIntegerRows / 2) { // of so many tiles each has more rows than half
+                unpacked[0][R] = integer_tile<R, kBits, 1, true>;
+                unpacked[1][R] = integer_tile<R, kBits, 2, true>;
+            }
             fill<kBits, R - 1>();
         }
     }
@@ -403,6 +432,8 @@ constexpr IntegerTiles kIntegerTiles;
 
 // What all tiles pass before any goes on, at most, in bytes of weights: it and the next one stay in the nearest cache. Many tiles
 // pass a larger one, because going on to the next tile costs more than coming back to the weights.
+// So many tiles meet weights of 6 bits unpacked, which takes long; others are unpacked sooner than their bytes are read.
+constexpr int64_t kTilesToUnpack = 3, kChunkOfUnpacked = 24 << 10;
 constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10;
 // Bytes ahead of a tile that is alone. Where hardware reads ahead it keeps up with one row, or two that take more bytes for a
 // product, and far requests would get in its way.
@@ -437,23 +468,28 @@ inline void fetch_later(Pieces* pieces, PieceLeft& left, int64_t bytes, TilePass
 // lines that the first can wait for at a time are fewer than memory needs.
 void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block, PieceLeft& left) {
     alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
-    const IntegerTile* kernels = kIntegerTiles.of[a.levels - 1][index_of_bits(a.bits)];
+    alignas(64) char lines[kChunkOfUnpacked];
     const EvenTiles rows(a.rows, a.tiles);
     const int64_t tiles = tile1 - tile0, row0 = rows.begin(tile0);
     const int64_t bytes = group_bytes(a.bits);
-    const int64_t largest = (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / bytes;
+    const bool unpacked = a.bits == 6 && tiles >= kTilesToUnpack;
+    const IntegerTile* kernels = unpacked ? kIntegerTiles.unpacked[a.levels - 1] : kIntegerTiles.of[a.levels - 1][index_of_bits(a.bits)];
+    const int64_t largest = unpacked ? kChunkOfUnpacked / kGroupLines : (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / bytes;
     const bool streams = tiles == 1 && kPasses == 1;
     const int64_t chunks = streams ? 1 : (a.groups + largest - 1) / largest;
     TilePass pass{};
     pass.block = block;
     pass.fetch_bytes = (bytes + tiles - 1) / tiles;
     pass.streams = streams;
+    pass.lines = lines;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         pass.group0 = a.groups * chunk / chunks;
         pass.group1 = a.groups * (chunk + 1) / chunks;
         pass.fetch = a.weight + (block * a.groups + pass.group1) * bytes;
         if (streams) pass.fetch = a.weight + block * a.groups * bytes + ahead_of(a);
         const int64_t groups = pass.group1 - pass.group0, later_bytes = later_a_group(groups);
+        const char* packed = a.weight + (block * a.groups + pass.group0) * bytes;
+        for (int64_t g = 0; unpacked && g < groups; ++g) unpack_lines<6>(packed + g * bytes, lines + g * kGroupLines);
         for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += groups * pass.fetch_bytes) {
             pass.row = rows.begin(tile);
             pass.sums = sums + (pass.row - row0) * kIntegerColumns;

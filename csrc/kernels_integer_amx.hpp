@@ -7,7 +7,6 @@
 
 constexpr int kTileRows = 16; // rows of a tile, and outputs of half a block
 constexpr int64_t kChunkGroups = 24; // at most: their bytes stay in the nearest cache while all rows pass
-constexpr int64_t kGroupLines = 2 * 8 * kLine; // bytes of a group's weights, one each
 
 // Inputs that share a scale: tiles hold no others.
 constexpr int inputs_of_dot(int bits) { return bits == 6 ? kGroup / 2 : kGroup; }
@@ -21,20 +20,6 @@ inline TileConfig integer_tile_config(int64_t rows, int bits) {
         config.column_bytes[t] = static_cast<uint16_t>(t == 2 || t == 3 ? inputs : kLine);
     }
     return config;
-}
-
-// Eight lines of bytes from those of a group with fewer bits, for both halves of a block.
-template <int kBits> void unpack_lines(const char* w, char* lines) {
-    constexpr int kStep = static_cast<int>(sizeof(Bytes));
-    for (int half = 0; half < 2; ++half, w += kBits * kLine, lines += 8 * kLine) {
-        for (int at = 0; at < kLine; at += kStep) {
-#pragma GCC unroll 8
-            for (int line = 0; line < 8; ++line) {
-                const Bytes values = values_of_line<kBits>(w + at, line);
-                __builtin_memcpy(lines + line * kLine + at, &values, sizeof values);
-            }
-        }
-    }
 }
 
 typedef void (*UnpackLines)(const char*, char*);
