@@ -413,7 +413,7 @@ struct IntegerTiles {
         if constexpr (R > 0) {
             of[0][index_of_bits(kBits)][R] = integer_tile<R, kBits, 1, false>;
             of[1][index_of_bits(kBits)][R] = integer_tile<R, kBits, 2, false>;
-            if constexpr (kBits == 6 && R > kIntegerRows / 2) { // of so many tiles each has more rows than half
+            if constexpr (kBits == 6 && R >= kIntegerRows / 2) { // of two tiles or more each has half of them at least
                 unpacked[0][R] = integer_tile<R, kBits, 1, true>;
                 unpacked[1][R] = integer_tile<R, kBits, 2, true>;
             }
@@ -430,10 +430,12 @@ struct IntegerTiles {
 
 constexpr IntegerTiles kIntegerTiles;
 
+// So many tiles, counted for each level of activations, meet weights of 6 bits unpacked; others are unpacked sooner than their bytes
+// are read.
+constexpr int64_t kTilesToUnpack = 3, kChunkOfUnpacked = 24 << 10;
+
 // What all tiles pass before any goes on, at most, in bytes of weights: it and the next one stay in the nearest cache. Many tiles
 // pass a larger one, because going on to the next tile costs more than coming back to the weights.
-// So many tiles meet weights of 6 bits unpacked, which takes long; others are unpacked sooner than their bytes are read.
-constexpr int64_t kTilesToUnpack = 3, kChunkOfUnpacked = 24 << 10;
 constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10;
 // Bytes ahead of a tile that is alone. Where hardware reads ahead it keeps up with one row, or two that take more bytes for a
 // product, and far requests would get in its way.
@@ -472,7 +474,7 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
     const EvenTiles rows(a.rows, a.tiles);
     const int64_t tiles = tile1 - tile0, row0 = rows.begin(tile0);
     const int64_t bytes = group_bytes(a.bits);
-    const bool unpacked = a.bits == 6 && tiles >= kTilesToUnpack;
+    const bool unpacked = a.bits == 6 && tiles * a.levels >= kTilesToUnpack;
     const IntegerTile* kernels = unpacked ? kIntegerTiles.unpacked[a.levels - 1] : kIntegerTiles.of[a.levels - 1][index_of_bits(a.bits)];
     const int64_t largest = unpacked ? kChunkOfUnpacked / kGroupLines : (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / bytes;
     const bool streams = tiles == 1 && kPasses == 1;
