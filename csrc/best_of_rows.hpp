@@ -27,11 +27,15 @@ public:
 
     static int64_t bytes(int64_t claimants, int64_t rows) { return 2 * claimants * padded(rows) * 4; }
 
-    // For a claimant to hold columns of the rows from row0 on against what it found before; the rest is the caller's.
-    BestArgs of(int64_t claimant, int64_t row0) const {
-        const int64_t at = claimant * stride_ + row0;
-        return {nullptr, 0, 0, 0, 0, values_ + at, places_ + at, allowed_ ? allowed_ + row0 * words_ : nullptr, words_};
+    // For a claimant to hold so many rows and columns of a product, which lie at args.out, against what it found before.
+    template <class Args> BestArgs of(int64_t claimant, const Args& args, int64_t rows, int64_t columns) const {
+        const int64_t row0 = args.first_row, at = claimant * stride_ + row0;
+        return {args.out, rows, args.out_stride, args.first_column, columns, values_ + at, places_ + at,
+                allowed_ ? allowed_ + row0 * words_ : nullptr, words_};
     }
+
+    // The largest that a claimant has found of a row.
+    float reached(int64_t claimant, int64_t row) const { return values_[claimant * stride_ + row]; }
 
     // The column of each row's largest, as KernelTable::argmax tells it.
     void merge(int32_t* places) const {

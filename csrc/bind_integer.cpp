@@ -98,7 +98,8 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
                 return d.pack_integer(read_source(n, v, s, m), gated);
             },
             "bits"_a, values, scales, minimums, nb::kw_only(), "gated"_a = false)
-        .def("shortlist", &Device::shortlist_integer, "weight"_a)
+        .def(
+            "shortlist", [](Device& d, IntegerWeight& w, int64_t) { d.shortlist_integer(w); }, "weight"_a, nb::kw_only(), "most_bytes"_a)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
         .def(
             "linear",

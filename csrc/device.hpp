@@ -69,8 +69,8 @@ public:
     std::unique_ptr<PackedWeight> pack(nb::handle matrix, bool gated);
     std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source, bool gated);
 
-    // Makes what lets linear_argmax of a weight be faster, where it does.
-    void shortlist(PackedWeight& weight);
+    // Makes what lets linear_argmax of a weight be faster, where it does; a copy has no more than most_bytes.
+    void shortlist(PackedWeight& weight, int64_t most_bytes);
     void shortlist_integer(IntegerWeight& weight);
 
     nb::object embedding(nb::handle ids, const PackedWeight& table);

@@ -57,28 +57,17 @@ void run_integer_unit(const IntegerKernels& kernels, const IntegerLinearArgs& ar
     kernels.linear(args, u.tile0, u.tile1, u.block0, u.block1);
 }
 
-// args.out is memory for two blocks of the unit's rows: gates and what they let through.
-void gate_unit(const IntegerKernels& kernels, const KernelTable& table, IntegerLinearArgs args, const IntegerCut& cut, int64_t unit,
-               const GatedBlockArgs& gate) {
-    const IntegerUnit u = unit_of(args, cut, unit);
-    args.first_row = u.row0;
-    for (int64_t block = u.block0; block < u.block1; block += 2) {
-        args.first_column = block * kIntegerColumns;
-        kernels.linear(args, u.tile0, u.tile1, block, block + 2);
-        table.silu_and_mul_block(block_of(gate, args.out, u.row0, u.row1, block / 2 * kIntegerColumns));
-    }
-}
-
-// The blocks of a unit one by one: call(args, row0, rows, columns) with the product of a block, of the rows from row0 on, at
-// args.out, which is memory for one.
+// The blocks of a unit, so many together: call(args, rows, columns) with their product, of the rows from args.first_row and the
+// columns from args.first_column on, at args.out, which is memory for as many blocks.
 template <class Call>
-void over_blocks_of_unit(const IntegerKernels& kernels, IntegerLinearArgs args, const IntegerCut& cut, int64_t unit, const Call& call) {
+void over_blocks_of_unit(const IntegerKernels& kernels, IntegerLinearArgs args, const IntegerCut& cut, int64_t unit, int64_t together,
+                         const Call& call) {
     const IntegerUnit u = unit_of(args, cut, unit);
     args.first_row = u.row0;
-    for (int64_t block = u.block0; block < u.block1; ++block) {
+    for (int64_t block = u.block0; block < u.block1; block += together) {
         args.first_column = block * kIntegerColumns;
-        kernels.linear(args, u.tile0, u.tile1, block, block + 1);
-        call(args, u.row0, u.row1 - u.row0, std::min<int64_t>(kIntegerColumns, args.n - args.first_column));
+        kernels.linear(args, u.tile0, u.tile1, block, block + together);
+        call(args, u.row1 - u.row0, std::min<int64_t>(together * kIntegerColumns, args.n - args.first_column));
     }
 }
 
@@ -206,7 +195,7 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     const Size rows = rows_of(in);
     nb::object out;
     const GatedBlockArgs gate = open_gates(in, weight, bias, out);
-    const int64_t sums_size = std::min(rows.capacity, 2 * kRowsOfUnit) * 2 * kIntegerColumns;
+    const int64_t sums_size = 2 * sums_of_blocks(rows.capacity);
     const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits, activation_levels_));
     const auto sums = scratch(pool_.size() * sums_size * 4);
     IntegerProduct product = product_of(in, weight, 2 * kIntegerColumns);
@@ -218,7 +207,9 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
             IntegerLinearArgs now = product.args;
             now.pieces = coming_of(thread);
             now.out = own + thread * sums_size;
-            gate_unit(kernels, *kernels_, now, cut, unit, gate);
+            over_blocks_of_unit(kernels, now, cut, unit, 2, [&](const IntegerLinearArgs& a, int64_t count, int64_t) {
+                kernels_->silu_and_mul_block(block_of(gate, a.out, a.first_row, a.first_row + count, a.first_column / 2));
+            });
         });
     });
     return out;
@@ -233,19 +224,18 @@ Device::IntegerProduct Device::rough_product_of(const Array& x, const IntegerWei
 }
 
 int64_t Device::promise_bytes(const IntegerProduct& rough, int64_t rows) const {
-    const int64_t records = divide_up(rows * rough.args.groups * record_bytes(rough.args.bits, 1), kLine) * kLine;
-    return pool_.size() * sums_of_blocks(rows) * 4 + records + Promises::bytes(rows, divide_up(rough.args.n, kIntegerColumns), pool_.size());
+    const int64_t records = rows * rough.args.groups * record_bytes(rough.args.bits, 1);
+    return Promises::bytes(rows, divide_up(rough.args.n, kIntegerColumns), pool_.size()) + pool_.size() * sums_of_blocks(rows) * 4 + records;
 }
 
 bool Device::promise(Shortlist& list, IntegerProduct rough, int64_t rows, char* memory, const uint32_t* allowed, int64_t words,
                      Promises& found) {
     if (!list.takes(rows)) return false;
     if (list.pause > 0) return --list.pause, false;
-    auto* sums = reinterpret_cast<float*>(memory);
-    char* records = memory + pool_.size() * sums_of_blocks(rows) * 4;
-    found = Promises(records + divide_up(rows * rough.args.groups * record_bytes(rough.args.bits, 1), kLine) * kLine, rows,
-                     divide_up(rough.args.n, kIntegerColumns), pool_.size());
-    const IntegerKernels& kernels = quantize_rows(rough, rows, records);
+    const int64_t blocks = divide_up(rough.args.n, kIntegerColumns), sums_size = sums_of_blocks(rows);
+    found = Promises(memory, rows, blocks, pool_.size());
+    auto* sums = reinterpret_cast<float*>(memory + Promises::bytes(rows, blocks, pool_.size()));
+    const IntegerKernels& kernels = quantize_rows(rough, rows, reinterpret_cast<char*>(sums + pool_.size() * sums_size));
     over_rows(rough.args.tiles, 2 * rows * rough.args.groups * kGroup,
               [&](int64_t t0, int64_t t1) { kernels.measure(rough.quantize, found.lengths, found.changes, t0, t1); });
     for (int64_t row = 0; row < rows; ++row) {
@@ -255,13 +245,13 @@ bool Device::promise(Shortlist& list, IntegerProduct rough, int64_t rows, char* 
     const IntegerCut cut = cut_integer(rough.args, pool_.size());
     over_spans(cut.units(), [&](int64_t unit, int thread) {
         IntegerLinearArgs now = rough.args;
-        now.out = sums + thread * sums_of_blocks(rows);
-        over_blocks_of_unit(kernels, now, cut, unit, [&](const IntegerLinearArgs& a, int64_t row0, int64_t count, int64_t columns) {
-            PromiseArgs block{a.out, count, a.out_stride, a.first_column, columns, list.per_input.data(), list.per_error.data(),
-                              found.lengths + row0, found.changes + row0, found.floors + thread * found.stride + row0,
-                              found.tops + row0 * found.row_stride + a.first_column / kIntegerColumns, found.row_stride,
-                              allowed ? allowed + row0 * words : nullptr, words};
-            kernels_->promise_of_block(block);
+        now.out = sums + thread * sums_size;
+        over_blocks_of_unit(kernels, now, cut, unit, 1, [&](const IntegerLinearArgs& a, int64_t count, int64_t columns) {
+            const int64_t row0 = a.first_row;
+            kernels_->promise_of_block({a.out, count, a.out_stride, a.first_column, columns, list.per_input.data(), list.per_error.data(),
+                                        found.lengths + row0, found.changes + row0, found.floors + thread * found.stride + row0,
+                                        found.tops + row0 * found.row_stride + a.first_column / kIntegerColumns, found.row_stride,
+                                        allowed ? allowed + row0 * words : nullptr, words});
         });
     });
     return true;
@@ -286,15 +276,6 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     issue([this, product, rough, rows, bits, list = weight.shortlist, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
            found = bests.data(), promised = promises.data(), places = out.ints()]() mutable {
         const int64_t count = rows.now();
-        const auto best_of = [&](const IntegerLinearArgs& a, int64_t row0, int64_t rows, int64_t columns, const BestOfRows& best, int thread) {
-            BestArgs block = best.of(thread, row0);
-            block.sums = a.out;
-            block.rows = rows;
-            block.stride = a.out_stride;
-            block.first_column = a.first_column;
-            block.columns = columns;
-            kernels_->best_of_block(block);
-        };
         if (Promises tops; list && promise(*list, rough, count, promised, bits.now(), bits.words, tops)) {
             const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
             const IntegerKernels& kernels = quantize_rows(product, count, memory, true);
@@ -304,7 +285,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
                 now.first_row = row;
                 now.first_column = block * kIntegerColumns;
                 kernels.linear(now, row, row + 1, block, block + 1);
-                best_of(now, row, 1, std::min<int64_t>(kIntegerColumns, now.n - now.first_column), best, thread);
+                kernels_->best_of_block(best.of(thread, now, 1, std::min<int64_t>(kIntegerColumns, now.n - now.first_column)));
             };
             if (settle(*list, tops, best, compute)) return best.merge(places);
         }
@@ -314,8 +295,8 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
         over_spans(cut.units(), [&](int64_t unit, int thread) {
             IntegerLinearArgs now = product.args;
             now.out = own + thread * sums_of_blocks(count);
-            over_blocks_of_unit(kernels, now, cut, unit, [&](const IntegerLinearArgs& a, int64_t row0, int64_t some, int64_t columns) {
-                best_of(a, row0, some, columns, best, thread);
+            over_blocks_of_unit(kernels, now, cut, unit, 1, [&](const IntegerLinearArgs& a, int64_t some, int64_t columns) {
+                kernels_->best_of_block(best.of(thread, a, some, columns));
             });
         });
         best.merge(places);

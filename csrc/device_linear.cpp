@@ -203,13 +203,7 @@ void Device::best_of_blocks(LinearArgs args, int64_t row0, int64_t row1, int64_t
     args.first_row = row0;
     args.first_column = block0 * kColumnBlock;
     kernel_of(args, bf16)(args, row0, row1, block0, block1);
-    BestArgs found = best.of(thread, row0);
-    found.sums = sums;
-    found.rows = row1 - row0;
-    found.stride = args.out_stride;
-    found.first_column = args.first_column;
-    found.columns = std::min(args.n, block1 * kColumnBlock) - args.first_column;
-    kernels_->best_of_block(found);
+    kernels_->best_of_block(best.of(thread, args, row1 - row0, std::min(args.n, block1 * kColumnBlock) - args.first_column));
 }
 
 // A unit's product lies in a cache until the best of its rows are known.

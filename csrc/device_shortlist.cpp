@@ -18,7 +18,6 @@ constexpr int64_t kLeastOutputs = 2048;
 constexpr int64_t kMostPause = 64;
 constexpr int64_t kRowsWithoutGain = 8; // of two levels: memory is what they wait for, and one level reads as much
 
-// No less than it is: a square is lost where a number is below 1e-19, and rounding takes less than a thousandth.
 template <class Number> float length_of(int64_t count, const Number& number) {
     constexpr int kLanes = 16;
     float squares[kLanes] = {}, sum = 0;
@@ -26,7 +25,7 @@ template <class Number> float length_of(int64_t count, const Number& number) {
         for (int lane = 0; lane < kLanes; ++lane) squares[lane] += number(i + lane) * number(i + lane);
     }
     for (float square : squares) sum += square;
-    return std::sqrt(sum) * 1.001f + 1e-16f;
+    return std::sqrt(sum) * kLengthTimes + kLengthMore;
 }
 
 float length_of(const float* x, int64_t count) {
@@ -69,10 +68,11 @@ template <class Call> std::shared_ptr<Shortlist> Device::measured(std::shared_pt
     return possible ? std::move(list) : nullptr;
 }
 
-void Device::shortlist(PackedWeight& weight) {
+void Device::shortlist(PackedWeight& weight, int64_t most_bytes) {
     if (weight.shortlist || !shortlists(weight.rows, weight.columns, weight.gated)) return;
-    auto list = std::make_shared<Shortlist>(weight.rows);
     const int64_t k = weight.columns, groups = k / kGroup;
+    if (integer_weight_bytes(weight.rows, groups, 8) > most_bytes) return;
+    auto list = std::make_shared<Shortlist>(weight.rows);
     list->rough = std::make_unique<IntegerWeight>(weight.rows, groups, 8, false, weights_);
     // Tiles of more rows are as fast as bytes, and without vectors numbers are faster.
     if (kernels_->activation == Activation::bf16_padded || integer_ == integer_generic()) list->most_rows = kFewRows - 1;
@@ -136,7 +136,7 @@ bool Device::settle(Shortlist& list, const Promises& promises, const BestOfRows&
         if (likeliest < 0) return; // nothing is allowed
         compute(row, likeliest, thread);
         tops[likeliest] = -std::numeric_limits<float>::infinity();
-        const float reached = promises.reached[row] = *best.of(thread, row).values;
+        const float reached = promises.reached[row] = best.reached(thread, row);
         int64_t count = 0;
         for (int64_t block = 0; block < blocks; ++block) count += tops[block] >= reached;
         if (count == 0) promises.reached[row] = std::numeric_limits<float>::infinity();

@@ -41,6 +41,9 @@ constexpr int64_t scale_of_column(int bits, int64_t column) { return 2 * bits * 
 constexpr int record_bytes(int bits, int levels) { return levels * kGroup + (bits == 6 ? 12 : 8); }
 // The largest value of a group of activations.
 constexpr float largest_value(int levels) { return levels == 2 ? 255.0f * 127 + 127 : 127.0f; }
+// A length as measured, of computed squares: no less than it is. A square is lost where a number is below 1e-19, and rounding takes
+// less than a thousandth.
+constexpr float kLengthTimes = 1.001f, kLengthMore = 1e-16f;
 // How much too large values lie in memory, where there are no minimums.
 template <int kBits> constexpr float kOffset = kBits == 8 ? 128.0f : 32.0f;
 // Where kernels of weights with so many bits are in tables of them.

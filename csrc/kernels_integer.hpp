@@ -106,8 +106,7 @@ inline float scaled_sum_at(const char* record) { return float_at(record + kGroup
 inline int32_t offset_of_all(const char* record) { return word_at(record + kGroup + 4); }
 inline int32_t offset_of_half(const char* record, int half) { return word_at(record + kGroup + 4 + 4 * half); }
 
-// A square is lost where a number is below 1e-19, and rounding takes less than a thousandth.
-inline float length_of(Vec squares) { return __builtin_sqrtf(vsum(squares)) * 1.001f + 1e-16f; }
+inline float length_of(Vec squares) { return __builtin_sqrtf(vsum(squares)) * kLengthTimes + kLengthMore; }
 
 template <bool kBf16> inline void measure_row(const QuantizeArgs& a, int64_t row, const char* record, int64_t stride, float& length, float& change) {
     Vec all = vzero(), changed = vzero();

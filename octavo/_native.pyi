@@ -182,8 +182,9 @@ class Device:
         column: int = 0,
     ) -> np.ndarray:
         """``into``: a result whose columns from ``column`` on this one becomes; a residual has its shape."""
-    def shortlist(self, weight: PackedWeight | IntegerWeight) -> None:
-        """Makes what lets ``linear_argmax`` of a weight be faster, where it does."""
+    def shortlist(self, weight: PackedWeight | IntegerWeight, *, most_bytes: int) -> None:
+        """Makes what lets ``linear_argmax`` of a weight be faster, where it does. A packed weight is copied, to at most so many
+        bytes; an integer one needs no copy."""
 
     def linear_argmax(
         self, x: np.ndarray, weight: PackedWeight | IntegerWeight, allowed: np.ndarray | None = None

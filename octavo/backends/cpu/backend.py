@@ -112,8 +112,7 @@ class CpuBackend:
 
     def shortlist(self, weight: "_native.PackedWeight | _native.IntegerWeight") -> None:
         """Keeps a plain matrix in bytes too, where that is worth it and memory is not short."""
-        if weight.rows * weight.columns * 17 // 16 <= self.available_memory() // _SPARE_TIMES:
-            self._device.shortlist(weight)
+        self._device.shortlist(weight, most_bytes=self.available_memory() // _SPARE_TIMES)
 
     def tensor(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array, np.int32 if array.dtype.kind in "iu" else np.float32)

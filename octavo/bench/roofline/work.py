@@ -69,17 +69,12 @@ def _linear(a: Arguments, result: Any, precision: Precision) -> Work:
 
 
 def _argmax(a: Arguments, result: Any, precision: Precision) -> Work:
-    product, weight, rows = _linear(a, result, precision), a["weight"], len(a["x"])
-    shortlist = getattr(weight, "shortlist", None)
-    if shortlist is None or not shortlist.takes(rows):
-        return product
-    # What is computed once more is little.
-    return replace(
-        product,
-        streamed_bytes=shortlist.num_bytes or weight.num_bytes,
-        flops=2 * rows * weight.rows * weight.columns,
-        arithmetic="int8",
-    )
+    shortlist = a["weight"].shortlist
+    if shortlist is None or not shortlist.takes(len(a["x"])):
+        return _linear(a, result, precision)
+    # One dot of bytes for each product; what is computed once more is little.
+    product = _linear(a, result, replace(precision, activation_bits=8))
+    return replace(product, streamed_bytes=shortlist.num_bytes or product.streamed_bytes, arithmetic="int8")
 
 
 def _gated(a: Arguments, result: Any, precision: Precision) -> Work:
