@@ -21,7 +21,7 @@ std::vector<InstructionSet> instruction_sets();
 // The kernels of `name`, or of the most capable set for "auto". Throws std::invalid_argument with the reason.
 const KernelTable* find_kernels(const std::string& name);
 
-// Whether this processor's hardware reads ahead of a stream of memory fast enough for matrix products of a row or two.
-bool hardware_reads_ahead();
+// What suits this processor.
+Streaming streaming();
 
 } // namespace octavo

@@ -132,6 +132,8 @@ private:
     // Memory for this op's body alone.
     ResultMemory::Lease scratch(int64_t bytes);
 
+    // Its blocks, so many together, in equal spans: as few rows have them.
+    NextWeight spans_of(const IntegerWeight& weight, int64_t together) const;
     // Tells the product before that this one follows, and returns what will be told of the one after it.
     std::shared_ptr<const NextWeight> follow(const NextWeight& own);
 
@@ -146,6 +148,9 @@ private:
     // For bodies: call(unit, thread). Each thread has a span of the units of its own, the same share of them in every op, so that
     // what it wrote in one is near it in the next; whoever has done his takes from the others'.
     template <class Call> void over_spans(int64_t count, const Call& call);
+    // The same of a product: call(args, unit, thread).
+    template <class Call>
+    void over_integer_units(const IntegerLinearArgs& args, int64_t count, const NextWeight& next, const Call& call);
     // The same of spans that are there: call(claim, thread), up to `most` units at a time.
     template <class Call> void over_claims(Spans& spans, int64_t most, const Call& call);
 
@@ -204,7 +209,7 @@ private:
 
     const KernelTable* kernels_;
     const IntegerKernels* integer_;
-    const bool reads_ahead_;
+    const Streaming streaming_;
     bool act_bf16_;
     const int activation_levels_; // of bytes, in products with integer weights
     Arrays arrays_;

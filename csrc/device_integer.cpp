@@ -64,7 +64,9 @@ void over_blocks_of_unit(const IntegerKernels& kernels, IntegerLinearArgs args, 
                          const Call& call) {
     const IntegerUnit u = unit_of(args, cut, unit);
     args.first_row = u.row0;
+    const char* after = args.after;
     for (int64_t block = u.block0; block < u.block1; block += together) {
+        args.after = block + together < u.block1 ? nullptr : after;
         args.first_column = block * kIntegerColumns;
         kernels.linear(args, u.tile0, u.tile1, block, block + together);
         call(args, u.row1 - u.row0, std::min<int64_t>(together * kIntegerColumns, args.n - args.first_column));
@@ -72,6 +74,22 @@ void over_blocks_of_unit(const IntegerKernels& kernels, IntegerLinearArgs args, 
 }
 
 } // namespace
+
+NextWeight Device::spans_of(const IntegerWeight& weight, int64_t together) const {
+    const int64_t blocks = divide_up(divide_up(weight.rows, kIntegerColumns), pool_.size() * together) * together;
+    return {weight.memory.data(), pool_.size(), blocks * weight.columns / kGroup * group_bytes(weight.bits)};
+}
+
+template <class Call>
+void Device::over_integer_units(const IntegerLinearArgs& args, int64_t count, const NextWeight& next, const Call& call) {
+    Spans spans(count, pool_.size());
+    over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) {
+        IntegerLinearArgs own = args;
+        own.pieces = coming_of(thread);
+        if (claim.end == claim.limit) own.after = next.begin(spans.of(thread), spans.size());
+        call(own, claim.begin, thread);
+    });
+}
 
 int64_t integer_weight_bytes(int64_t rows, int64_t groups, int bits) {
     const int64_t limit = std::numeric_limits<int32_t>::max();
@@ -154,7 +172,7 @@ Device::IntegerProduct Device::product_of(const Array& x, const IntegerWeight& w
     IntegerProduct product{{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.bits, out_stride,
                             activation_levels_},
                            {x.data, nullptr, 0, groups, 0, act_bf16_, weight.bits, activation_levels_}};
-    product.args.reads_ahead = reads_ahead_;
+    product.args.streaming = streaming_;
     return product;
 }
 
@@ -176,14 +194,11 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     IntegerProduct product = product_of(in, weight, weight.rows);
     nb::object out = open_output(product.args, in, weight, bias, residual, into);
     const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits, activation_levels_));
-    follow({}); // what it reads first is not worth knowing: blocks are small
-    issue([this, product, rows, memory = records.data()]() mutable {
+    issue([this, product, rows, memory = records.data(), next = follow(spans_of(weight, 1))]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size());
-        over_spans(cut.units(), [&](int64_t unit, int thread) {
-            IntegerLinearArgs now = product.args;
-            now.pieces = coming_of(thread);
-            run_integer_unit(kernels, now, cut, unit);
+        over_integer_units(product.args, cut.units(), *next, [&](const IntegerLinearArgs& args, int64_t unit, int) {
+            run_integer_unit(kernels, args, cut, unit);
         });
     });
     return out;
@@ -199,13 +214,11 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits, activation_levels_));
     const auto sums = scratch(pool_.size() * sums_size * 4);
     IntegerProduct product = product_of(in, weight, 2 * kIntegerColumns);
-    follow({}); // as linear does
-    issue([this, product, rows, gate, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data())]() mutable {
+    issue([this, product, rows, gate, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
+           next = follow(spans_of(weight, 2))]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size(), 2);
-        over_spans(cut.units(), [&](int64_t unit, int thread) {
-            IntegerLinearArgs now = product.args;
-            now.pieces = coming_of(thread);
+        over_integer_units(product.args, cut.units(), *next, [&](IntegerLinearArgs now, int64_t unit, int thread) {
             now.out = own + thread * sums_size;
             over_blocks_of_unit(kernels, now, cut, unit, 2, [&](const IntegerLinearArgs& a, int64_t count, int64_t) {
                 kernels_->silu_and_mul_block(block_of(gate, a.out, a.first_row, a.first_row + count, a.first_column / 2));
@@ -272,7 +285,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     const IntegerProduct rough = rough_product_of(in, weight);
     const auto promises = scratch(weight.shortlist ? promise_bytes(rough, rows.capacity) : 0);
     IntegerProduct product = product_of(in, weight, kIntegerColumns);
-    follow({}); // as linear does
+    follow(spans_of(weight, 1));
     issue([this, product, rough, rows, bits, list = weight.shortlist, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
            found = bests.data(), promised = promises.data(), places = out.ints()]() mutable {
         const int64_t count = rows.now();

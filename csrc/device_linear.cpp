@@ -224,7 +224,7 @@ LinearArgs Device::product_of(const Array& x, const PackedWeight& weight) const 
     check(weight.bf16 == act_bf16_, "linear: the weight was packed by a device of another compute dtype");
     LinearArgs args{x.data, x.shape[1], weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, weight.columns, weight.rows};
     args.compact = weight.compact.get();
-    args.reads_ahead = reads_ahead_;
+    args.streaming = streaming_;
     return args;
 }
 
@@ -270,7 +270,7 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
     const std::shared_ptr<Shortlist> list = weight.shortlist;
     const IntegerProduct rough = list ? rough_product_of(in, *list->rough) : IntegerProduct{};
     const auto promises = scratch(list ? promise_bytes(rough, rows.capacity) : 0);
-    follow(units_of(weight, 1)); // nothing follows the head
+    follow(list ? spans_of(*list->rough, 1) : units_of(weight, 1)); // nothing follows the head
     issue([this, args, rough, rows, bits, list, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), found = bests.data(),
            promised = promises.data(), places = out.ints()] {
         const int64_t count = rows.now();

@@ -66,8 +66,9 @@ struct IntegerLinearArgs {
     int64_t out_stride;                      // elements
     int levels;                              // of activations
     int64_t first_row = 0, first_column = 0; // what lies at `out`
+    const char* after = nullptr; // what is read after the last block of a call; may be null
     Pieces* pieces = nullptr;
-    bool reads_ahead = false; // hardware does, fast enough for a row or two
+    Streaming streaming = Streaming::requests;
 };
 
 struct QuantizeArgs {

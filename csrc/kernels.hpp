@@ -54,7 +54,7 @@ struct LinearArgs {
     Pieces* pieces = nullptr;
     const Compact* compact = nullptr; // of weights in compact blocks
     bool past_caches = false; // whole vectors of the result, which is then aligned to them, go to memory at once
-    bool reads_ahead = false; // hardware does, fast enough for a row or two
+    Streaming streaming = Streaming::requests;
 };
 
 struct PackArgs {

@@ -1,18 +1,40 @@
 // Products of compact blocks of bf16 weights; see compact.hpp. Included inside the instruction set's own namespace, where dot
 // products take pairs of bf16. The results are those of plain blocks, bit for bit: the same numbers meet in the same order.
 
-// In groups, for the first and the second level of cache, and for the second where hardware reads ahead by itself.
-constexpr int64_t kFirstLevelAhead = 8, kSecondLevelAhead = 48, kBesideHardwareAhead = 5;
-
-// Asks for groups further on, one for each level of cache, or, where hardware reads ahead by itself, not far: that would get in its
-// way.
-inline __attribute__((always_inline)) void fetch_compact(const uint8_t* from, bool reads_ahead) {
-    const int64_t ahead = (reads_ahead ? kBesideHardwareAhead : kSecondLevelAhead) * kGroupBytes;
-    for (int64_t line = 0; line < kGroupBytes; line += 64) {
-        if (!reads_ahead) __builtin_prefetch(from + kFirstLevelAhead * kGroupBytes + line);
-        __builtin_prefetch(from + ahead + line, 0, 2);
-    }
+// How a tile of so many rows that is alone asks for its weights: beyond a few all processors are alike.
+constexpr Streaming streaming_of(Streaming streaming, int rows) {
+    const int most = streaming == Streaming::hardware ? 2 : 8;
+    return rows <= most ? streaming : Streaming::requests;
 }
+
+// Its stream, which goes on where the next product begins.
+template <Streaming kStreaming> struct CompactStream {
+    static constexpr bool kFirstLevel = kStreaming != Streaming::hardware, kSecondLevel = kStreaming != Streaming::near_requests;
+    static constexpr int64_t kFirst = kSecondLevel ? 8 : 64, kSecond = kFirstLevel ? 48 : 5; // groups ahead
+    static constexpr int64_t kApart = kFirstLevel ? (kSecond - kFirst) * kGroupBytes : 0;
+
+    const char *at, *end, *after;
+
+    // end: of what is read in a row; null where nothing is known to follow.
+    CompactStream(const uint8_t* from, const char* end, const char* after, int64_t)
+        : at(reinterpret_cast<const char*>(from) + (kFirstLevel ? kFirst : kSecond) * kGroupBytes), end(end), after(after) {
+        if (end && at > end) at += after - end;
+    }
+
+    inline __attribute__((always_inline)) void fetch_both() {
+        if (at == end) at = after;
+        for (int64_t line = 0; line < kGroupBytes; line += 64) {
+            if (kFirstLevel) __builtin_prefetch(at + line);
+            if (kSecondLevel) __builtin_prefetch(at + kApart + line, 0, 2);
+        }
+        at += kGroupBytes;
+    }
+};
+
+// What a tile that is one of several asks for.
+struct CompactShare : PanelAhead {
+    CompactShare(const uint8_t*, const char* at, const char* other, int64_t step) : PanelAhead{at, other, step} {}
+};
 
 // Where rows are, by few registers: a row is a base and once, twice, three or four times the stride from it.
 template <int R> struct RowBases {
@@ -76,10 +98,9 @@ __attribute__((noinline)) void multiply_rest(Vec (&acc)[R][2], RowBases<R> rows,
     for (int half = 0; half * 2 < rest; ++half) multiply_pair(acc, own, half * 2, weights[half]);
 }
 
-// R rows of one block.
-template <int R, bool kAhead>
+// R rows of one block. Ahead: what it asks for, of which at, other and step tell.
+template <int R, class Ahead>
 __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, int64_t block, const char* at, const char* other, int64_t step) {
-    PanelAhead ahead{at, other, step};
     static_assert(W * 2 == kColumnBlock && kLinearVecs == 2);
     const uint8_t* from = static_cast<const uint8_t*>(a.weight) + block * compact_block_bytes(a.k);
     Exceptions exceptions(a.compact->exceptions + a.compact->first[block], from);
@@ -88,10 +109,9 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
     Vec acc[R][2];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = vzero();
-    const bool reads_ahead = R <= 2 && a.reads_ahead;
+    Ahead ahead(from, at, other, step);
     for (const uint8_t* end = from + a.k / 4 * kGroupBytes; from != end; from += kGroupBytes) {
-        if constexpr (kAhead) ahead.fetch_both();
-        else fetch_compact(from, reads_ahead);
+        ahead.fetch_both();
         Vec weights[2][2];
         unpack_group(from, table, exceptions, weights);
         x.hide_strides();
@@ -112,21 +132,23 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
     store_tile(a, row, columns, acc);
 }
 
-template <int R> constexpr void fill_compact_tiles(TileKernels& tiles) {
+template <Streaming kStreaming, int R> constexpr void fill_compact_tiles(TileKernels& tiles) {
     if constexpr (R > 0) {
-        tiles.one[R] = tile_compact<R, false>;
-        tiles.ahead[R] = tile_compact<R, fetches_ahead<R>()>;
-        fill_compact_tiles<R - 1>(tiles);
+        tiles.one[R] = tiles.ahead[R] = tile_compact<R, CompactStream<streaming_of(kStreaming, R)>>;
+        if constexpr (fetches_ahead<R>()) tiles.ahead[R] = tile_compact<R, CompactShare>;
+        fill_compact_tiles<kStreaming, R - 1>(tiles);
     }
 }
 
-struct CompactTiles {
+template <Streaming kStreaming> constexpr TileKernels compact_tiles() {
     TileKernels tiles{};
-    constexpr CompactTiles() { fill_compact_tiles<kLinearRows>(tiles); }
-};
+    fill_compact_tiles<kStreaming, kLinearRows>(tiles);
+    return tiles;
+}
 
-constexpr CompactTiles kCompactTiles;
+constexpr TileKernels kCompactTiles[] = {compact_tiles<Streaming::requests>(), compact_tiles<Streaming::near_requests>(),
+                                         compact_tiles<Streaming::hardware>()};
 
 void linear_compact(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
-    multiply_range(kCompactTiles.tiles, a, row0, row1, block0, block1, compact_block_bytes(a.k));
+    multiply_range(kCompactTiles[static_cast<int>(a.streaming)], a, row0, row1, block0, block1, compact_block_bytes(a.k));
 }

@@ -345,15 +345,16 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
 
 // A tile's pass over the groups [group0, group1) of a block. What the groups before them gave is in `sums`, [row][output of the
 // block], and so is what these add; if they are the last, the result goes out. At each group the pass prefetches
-// `fetch_bytes` from `fetch` on, where `streams` says so only into the second-level cache, and `later_bytes` of what comes later
+// `fetch_bytes` from `fetch` on, where `far` says so only into the second-level cache, and `later_bytes` of what comes later
 // from `later` on.
 struct TilePass {
     int64_t row, block, group0, group1;
     float* sums;
     const char* lines; // of group0, if they are unpacked
     const char *fetch, *later;
+    const char *fetch_end, *fetch_after; // there it goes on elsewhere; may be null
     int64_t fetch_bytes, later_bytes;
-    bool streams;
+    bool far;
 };
 
 // Times that a tile walks its groups: as often as registers are too narrow for a block.
@@ -379,8 +380,9 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
             for (int v = 0; v < V; ++v) acc[r][v] = first ? vzero() : vload(sums + r * kIntegerColumns + v * W);
         }
         for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
+            if (fetch == pass.fetch_end) fetch = fetch_end = pass.fetch_after;
             fetch_end += fetch_bytes;
-            if (pass.streams) {
+            if (pass.far) {
                 for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch, 0, 2);
             } else {
                 for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
@@ -436,10 +438,11 @@ constexpr int64_t kTilesToUnpack = 3, kChunkOfUnpacked = 24 << 10;
 // What all tiles pass before any goes on, at most, in bytes of weights: it and the next one stay in the nearest cache. Many tiles
 // pass a larger one, because going on to the next tile costs more than coming back to the weights.
 constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10;
-// Bytes ahead of a tile that is alone. Where hardware reads ahead it keeps up with one row, or two that take more bytes for a
-// product, and far requests would get in its way.
+// Bytes, whole groups of them, ahead of a tile that is alone. Hardware keeps up with one row, or two that take more bytes for a product.
 inline int64_t ahead_of(const IntegerLinearArgs& a) {
-    return a.reads_ahead && (a.rows == 1 || (a.rows == 2 && a.bits > 4)) ? 1 << 10 : 6 << 10;
+    const bool hardware = a.streaming == Streaming::hardware && (a.rows == 1 || (a.rows == 2 && a.bits > 4));
+    const int64_t bytes = hardware ? 1 << 10 : a.streaming == Streaming::near_requests ? 8 << 10 : 6 << 10;
+    return bytes / group_bytes(a.bits) * group_bytes(a.bits);
 }
 constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 
@@ -465,9 +468,8 @@ inline void fetch_later(Pieces* pieces, PieceLeft& left, int64_t bytes, TilePass
 }
 
 // While tiles pass a chunk of the weights, they fetch the next one, each its share, so that reading memory and computing overlap.
-// A tile that is alone and walks its groups once reads them as they come, and fetches into the second-level cache only: the few
-// lines that the first can wait for at a time are fewer than memory needs.
-void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block, PieceLeft& left) {
+// A tile that is alone and walks its groups once reads them as they come, a stream that goes on where the next product begins.
+void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block, int64_t block1, PieceLeft& left) {
     alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
     alignas(64) char lines[kChunkOfUnpacked];
     const EvenTiles rows(a.rows, a.tiles);
@@ -481,15 +483,18 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
     TilePass pass{};
     pass.block = block;
     pass.fetch_bytes = (bytes + tiles - 1) / tiles;
-    pass.streams = streams;
+    pass.far = streams && a.streaming != Streaming::near_requests;
     pass.lines = lines;
+    pass.fetch_after = a.after;
+    const char *start = a.weight + block * a.groups * bytes, *end = a.weight + block1 * a.groups * bytes;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         pass.group0 = a.groups * chunk / chunks;
         pass.group1 = a.groups * (chunk + 1) / chunks;
-        pass.fetch = a.weight + (block * a.groups + pass.group1) * bytes;
-        if (streams) pass.fetch = a.weight + block * a.groups * bytes + ahead_of(a);
+        pass.fetch = streams ? start + ahead_of(a) : start + pass.group1 * bytes;
+        if (a.after && pass.fetch >= end) pass.fetch += a.after - end;
+        else if (a.after && streams) pass.fetch_end = end;
         const int64_t groups = pass.group1 - pass.group0, later_bytes = later_a_group(groups);
-        const char* packed = a.weight + (block * a.groups + pass.group0) * bytes;
+        const char* packed = start + pass.group0 * bytes;
         for (int64_t g = 0; unpacked && g < groups; ++g) unpack_lines<6>(packed + g * bytes, lines + g * kGroupLines);
         for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += groups * pass.fetch_bytes) {
             pass.row = rows.begin(tile);
@@ -504,7 +509,7 @@ void linear_integer(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
     PieceLeft left;
     for (int64_t block = block0; block < block1; ++block) {
         for (int64_t tile = tile0; tile < tile1; tile += kTilesAtOnce) {
-            multiply_block(a, tile, min64(tile1, tile + kTilesAtOnce), block, left);
+            multiply_block(a, tile, min64(tile1, tile + kTilesAtOnce), block, block1, left);
         }
     }
 }
