@@ -442,7 +442,7 @@ constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10
 inline int64_t ahead_of(const IntegerLinearArgs& a) {
     const bool hardware = a.streaming == Streaming::hardware && (a.rows == 1 || (a.rows == 2 && a.bits > 4));
     const int64_t bytes = hardware ? 1 << 10 : a.streaming == Streaming::near_requests ? 8 << 10 : 6 << 10;
-    return bytes / group_bytes(a.bits) * group_bytes(a.bits);
+    return round_up(bytes, group_bytes(a.bits));
 }
 constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 
