@@ -357,12 +357,12 @@ struct TilePass {
     bool far;
 };
 
-// Times that a tile walks its groups: as often as registers are too narrow for a block.
-constexpr int kPasses = kIntegerColumns / (kIntegerVecs * W);
+// Times that a tile of so many rows walks its groups: as often as registers are too few for a block.
+constexpr int passes_of(int64_t rows) { return kIntegerColumns / (vecs_of(rows) * W); }
 
 template <int R, int kBits, int kLevels, bool kUnpacked>
 __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
-    constexpr int V = kIntegerVecs, kStep = R * record_bytes(kBits, kLevels);
+    constexpr int V = vecs_of(R), kPasses = passes_of(R), kStep = R * record_bytes(kBits, kLevels);
     constexpr int64_t kBytes = group_bytes(kBits);
     const bool first = pass.group0 == 0, last = pass.group1 == a.groups;
     const int64_t fetch_bytes = (pass.fetch_bytes + kPasses - 1) / kPasses, later_bytes = (pass.later_bytes + kPasses - 1) / kPasses;
@@ -478,7 +478,7 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
     const bool unpacked = a.bits == 6 && tiles * a.levels >= kTilesToUnpack;
     const IntegerTile* kernels = unpacked ? kIntegerTiles.unpacked[a.levels - 1] : kIntegerTiles.of[a.levels - 1][index_of_bits(a.bits)];
     const int64_t largest = unpacked ? kChunkOfUnpacked / kGroupLines : (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / bytes;
-    const bool streams = tiles == 1 && kPasses == 1;
+    const bool streams = tiles == 1 && passes_of(a.rows) == 1;
     const int64_t chunks = streams ? 1 : (a.groups + largest - 1) / largest;
     TilePass pass{};
     pass.block = block;

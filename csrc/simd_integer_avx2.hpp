@@ -3,7 +3,9 @@
 
 using Dots = __m256i;
 using Bytes = __m256i;
-constexpr int kIntegerRows = 6, kIntegerVecs = 1;
+constexpr int kIntegerRows = 6;
+// Vectors of outputs that a tile of so many rows takes at once.
+constexpr int vecs_of(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
 inline Dots dzero() { return _mm256_setzero_si256(); }
 inline Dots dset(int32_t x) { return _mm256_set1_epi32(x); }

@@ -3,7 +3,9 @@
 
 using Dots = __m512i;
 using Bytes = __m512i;
-constexpr int kIntegerRows = 6, kIntegerVecs = 2;
+constexpr int kIntegerRows = 6;
+// Vectors of outputs that a tile of so many rows takes at once.
+constexpr int vecs_of(int64_t) { return 2; }
 
 inline Dots dzero() { return _mm512_setzero_si512(); }
 inline Dots dset(int32_t x) { return _mm512_set1_epi32(x); }

@@ -4,7 +4,9 @@
 typedef int16_t ShortVec __attribute__((vector_size(16)));
 using Dots = IntVec;
 using Bytes = WordVec;
-constexpr int kIntegerRows = 4, kIntegerVecs = 1;
+constexpr int kIntegerRows = 4;
+// Vectors of outputs that a tile of so many rows takes at once.
+constexpr int vecs_of(int64_t) { return 1; }
 
 inline Dots dset(int32_t x) { return Dots{x, x, x, x}; }
 inline Dots dzero() { return dset(0); }
