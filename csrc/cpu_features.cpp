@@ -2,6 +2,7 @@
 
 #include <csetjmp>
 #include <csignal>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 #if defined(__x86_64__)
@@ -149,16 +150,26 @@ std::vector<InstructionSet> detect() {
     return sets;
 }
 
-} // namespace
-
 // As measured. Where nothing was asked for, Zen 5 took twice as long, and so may what nobody has measured.
-Streaming streaming() {
+Streaming streaming_of_processor() {
 #if defined(__x86_64__)
     constexpr uint32_t kZen3And4 = 0x19, kZen5 = 0x1A;
     if (is_amd() && family() == kZen3And4) return Streaming::hardware;
     if (is_amd() && family() == kZen5) return Streaming::near_requests;
 #endif
     return Streaming::requests;
+}
+
+} // namespace
+
+Streaming find_streaming(const std::string& name) {
+    if (name == "auto") return streaming_of_processor();
+    std::string names = "auto";
+    for (size_t i = 0; i < std::size(kStreamings); ++i) {
+        if (name == kStreamings[i]) return static_cast<Streaming>(i);
+        names += std::string(", ") + kStreamings[i];
+    }
+    throw std::invalid_argument("unknown way to ask for memory " + name + "; known are " + names);
 }
 
 std::vector<InstructionSet> instruction_sets() {

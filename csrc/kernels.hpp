@@ -129,6 +129,7 @@ struct AttentionArgs {
     float scale;
     KVType kv_type;
     bool out_bf16;
+    Streaming streaming; // how keys and values are asked for
 };
 
 // The rows [row0, row1) of the step, all of sequence seq, and the query heads of one kv head, over the kPartition-sized

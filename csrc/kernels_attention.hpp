@@ -16,23 +16,29 @@
 // Memory that will be read soon, asked for piece by piece while something else is computed: as a burst it would only wait. It
 // comes into the second-level cache: the first has few places for lines under way, and pieces would come half as fast.
 struct Ahead {
+    static constexpr int kLocality = 2;
     const char* pieces[2 * kMostGroups];
     const char *next, *end;
     int64_t bytes; // of a piece; a multiple of 256
     int count;
 };
 
-template <int kLines> inline __attribute__((always_inline)) void fetch(Ahead& ahead) {
+// The same into the first-level cache.
+struct NearAhead : Ahead {
+    static constexpr int kLocality = 3;
+};
+
+template <int kLines, class A> inline __attribute__((always_inline)) void fetch(A& ahead) {
     if (ahead.next >= ahead.end) {
         if (ahead.count == 0) return;
         ahead.next = ahead.pieces[--ahead.count];
         ahead.end = ahead.next + ahead.bytes;
     }
-    for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.next + 64 * i, 0, 2);
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.next + 64 * i, 0, A::kLocality);
     ahead.next += 64 * kLines;
 }
 
-inline void fetch_rest(Ahead& ahead) {
+template <class A> inline void fetch_rest(A& ahead) {
     while (ahead.count > 0 || ahead.next < ahead.end) fetch<4>(ahead);
 }
 
@@ -44,15 +50,15 @@ struct HeadStates {
     float *acc, *sums, *max;
 };
 
-// F: what queries and weights are, float or bf16.
-template <class F> struct AttentionScratch {
+// F: what queries and weights are, float or bf16. A: how memory is asked for.
+template <class F, class A = Ahead> struct AttentionScratch {
     HeadStates total, part;
     F* q;
     float* scores;
     Gathered gathered;
     int64_t heads, width, depth; // of values and results, and of queries; zeros from head_dim on
     char* rest;                  // as much memory as the kind of products has asked for
-    Ahead* ahead;
+    A* ahead;
 };
 
 // A head's weights lie where its scores were.
@@ -73,9 +79,9 @@ inline HeadStates states_at(float* memory, int64_t heads, int64_t width) {
     return {memory, memory + heads * width, memory + heads * (width + W)};
 }
 
-template <class F>
-inline AttentionScratch<F> lay_out(const AttentionArgs& a, const AttentionUnit& u, int64_t depth, float* scratch, Ahead& ahead) {
-    AttentionScratch<F> s;
+template <class F, class A>
+inline AttentionScratch<F, A> lay_out(const AttentionArgs& a, const AttentionUnit& u, int64_t depth, float* scratch, A& ahead) {
+    AttentionScratch<F, A> s;
     s.ahead = &ahead;
     const int64_t rows = u.row1 - u.row0, state = attention_state(a, rows);
     s.heads = rows * (a.num_heads / a.num_kv_heads);
@@ -187,9 +193,9 @@ inline __attribute__((always_inline)) void add_dimensions(Vec (&acc)[R][V], cons
 #endif
 
 // scores[r][v * W ..] = q[r] . keys, for R rows and V vectors of positions.
-template <int G, class T, class F, int R, int V>
+template <int G, class T, class F, int R, int V, class A>
 inline __attribute__((always_inline)) void score_panel(const F* q, int64_t ldq, const T* const* keys, int64_t dim,
-                                                       float* scores, Ahead& ahead) {
+                                                       float* scores, A& ahead) {
     Vec acc[R][V];
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) acc[r][v] = vzero();
@@ -270,9 +276,9 @@ inline __attribute__((always_inline)) void add_positions(Vec (&acc)[R][V], const
 #endif
 
 // acc[r][v * W ..] += weights[r] times the values of positions [begin, end) of the tile, ascending.
-template <class T, class F, int R, int V>
+template <class T, class F, int R, int V, class A>
 inline __attribute__((always_inline)) void value_panel(const F* weights, const T* const* groups, Columns at, int64_t begin,
-                                                       int64_t end, float* out, int64_t ldo, Ahead& ahead) {
+                                                       int64_t end, float* out, int64_t ldo, A& ahead) {
     Vec acc[R][V];
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) acc[r][v] = vload(out + r * ldo + v * W);
@@ -295,17 +301,17 @@ inline __attribute__((always_inline)) void value_panel(const F* weights, const T
 
 template <int G> struct ScorePanels {
     template <class T, int R, int V> struct Panel {
-        template <class F>
-        static void run(int64_t row, const F* q, int64_t ldq, const T* const* keys, int64_t dim, float* scores, Ahead* ahead) {
+        template <class F, class A>
+        static void run(int64_t row, const F* q, int64_t ldq, const T* const* keys, int64_t dim, float* scores, A* ahead) {
             score_panel<G, T, F, R, V>(q + row * ldq, ldq, keys, dim, scores + row * kTokenTile, *ahead);
         }
     };
 };
 
 template <class T, int R, int V> struct ValuePanel {
-    template <class F>
+    template <class F, class A>
     static void run(int64_t row, const F* weights, const T* const* groups, Columns at, int64_t begin, int64_t end, float* out,
-                    int64_t ldo, Ahead* ahead) {
+                    int64_t ldo, A* ahead) {
         value_panel<T, F, R, V>(weights + row * kWeightStride<F>, groups, at, begin, end, out + row * ldo, ldo, *ahead);
     }
 };
@@ -387,15 +393,15 @@ template <class T> inline void aim_first(const AttentionArgs& a, const Attention
     aim<T>(a, *u, reach.start, reach.stop, ahead, tile);
 }
 
-template <int G, class T, int V, class F>
-inline void score_vectors(const AttentionArgs& a, const AttentionScratch<F>& s, const T* const* keys, int64_t v) {
+template <int G, class T, int V, class F, class A>
+inline void score_vectors(const AttentionArgs& a, const AttentionScratch<F, A>& s, const T* const* keys, int64_t v) {
     const F* q = s.q;
     over_panels<ScorePanels<G>::template Panel, T, V>(s.heads, q, s.depth, keys + v * kJoined<G>,
                                                       static_cast<int64_t>(a.head_dim), s.scores + v * W, s.ahead);
 }
 
-template <int G, class T, class F>
-inline void multiply_keys(const AttentionArgs& a, const AttentionScratch<F>& s, const Tile<T>& tile) {
+template <int G, class T, class F, class A>
+inline void multiply_keys(const AttentionArgs& a, const AttentionScratch<F, A>& s, const Tile<T>& tile) {
     constexpr int kPerGroup = kTokenGroup / W, kLane = kPaired<T> ? 2 * W : W; // elements from one vector to the next
     int64_t v = tile.first * kPerGroup;
     const int64_t end = tile.count * kPerGroup;
@@ -414,7 +420,8 @@ inline void multiply_keys(const AttentionArgs& a, const AttentionScratch<F>& s, 
     }
 }
 
-template <class T, class F> inline void score_tile(const AttentionArgs& a, const AttentionScratch<F>& s, const Tile<T>& tile) {
+template <class T, class F, class A>
+inline void score_tile(const AttentionArgs& a, const AttentionScratch<F, A>& s, const Tile<T>& tile) {
     switch (tile.group) {
     case 4: multiply_keys<4>(a, s, tile); break;
     case 8: multiply_keys<8>(a, s, tile); break;
@@ -492,8 +499,8 @@ inline Span seen(const AttentionArgs& a, int64_t first_end, int64_t row, int64_t
             static_cast<int>(min64(max64(end - tile, 0), kTokenTile))};
 }
 
-template <class T, class F>
-inline void add_rows(const AttentionScratch<F>& s, const HeadStates& state, const Tile<T>& tile, int64_t head, int64_t count,
+template <class T, class F, class A>
+inline void add_rows(const AttentionScratch<F, A>& s, const HeadStates& state, const Tile<T>& tile, int64_t head, int64_t count,
                      int64_t begin, int64_t end) {
     if (begin >= end) return;
     const F* weights = reinterpret_cast<const F*>(s.scores) + head * kWeightStride<F>;
@@ -511,8 +518,8 @@ inline void add_rows(const AttentionScratch<F>& s, const HeadStates& state, cons
 
 // Adds weights times values: positions that all rows [row0, row1) see at once, the others row by row, ascending in either case.
 // Of several rows each sees both positions of a pair or adds it by itself, so that pairs are the same whatever the others see.
-template <class T, class F>
-inline void add_values(const AttentionArgs& a, const AttentionScratch<F>& s, const HeadStates& state, const Tile<T>& tile,
+template <class T, class F, class A>
+inline void add_values(const AttentionArgs& a, const AttentionScratch<F, A>& s, const HeadStates& state, const Tile<T>& tile,
                        int64_t first_end, int64_t row0, int64_t row1, int64_t start) {
     const int64_t group = a.num_heads / a.num_kv_heads;
     int64_t low = seen(a, first_end, row1 - 1, start).begin, high = seen(a, first_end, row0, start).end;
@@ -534,16 +541,19 @@ template <class F> struct InVectors {
     using Factor = F;
     static constexpr int64_t kDepth = 16; // queries are padded to a multiple of it
 
-    template <class T> void score(const AttentionArgs& a, const AttentionScratch<F>& s, const Tile<T>& tile) { score_tile(a, s, tile); }
+    template <class T, class A> void score(const AttentionArgs& a, const AttentionScratch<F, A>& s, const Tile<T>& tile) {
+        score_tile(a, s, tile);
+    }
 
-    template <class T>
-    void add(const AttentionArgs& a, const AttentionScratch<F>& s, const HeadStates& state, const Tile<T>& tile, int64_t first_end,
+    template <class T, class A>
+    void add(const AttentionArgs& a, const AttentionScratch<F, A>& s, const HeadStates& state, const Tile<T>& tile, int64_t first_end,
              int64_t row0, int64_t row1, int64_t start) {
         add_values(a, s, state, tile, first_end, row0, row1, start);
     }
 };
 
-template <class F> inline void load_queries(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch<F>& s) {
+template <class F, class A>
+inline void load_queries(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch<F, A>& s) {
     const int64_t group = a.num_heads / a.num_kv_heads;
     const Vec scale = vset(a.scale);
     for (int64_t r = u.row0; r < u.row1; ++r) {
@@ -572,8 +582,8 @@ inline void write_output(const AttentionArgs& a, const AttentionUnit& u, const H
 }
 
 // The rows [row0, row1) that see something of the tile do all of one tile's work.
-template <class T, class Products, class F = typename Products::Factor>
-bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, Products& products, const AttentionScratch<F>& s,
+template <class T, class Products, class A, class F = typename Products::Factor>
+bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, Products& products, const AttentionScratch<F, A>& s,
                  const HeadStates& state, int64_t first_end, int64_t start, Tile<T>& tile) {
     const int64_t group = a.num_heads / a.num_kv_heads, rows = u.row1 - u.row0;
     int64_t row0 = 0, row1 = rows;
@@ -598,9 +608,9 @@ bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, Products& produ
 }
 
 // `next`: the unit that follows on this thread, or null.
-template <class T, class Products, class F = typename Products::Factor>
+template <class T, class Products, class A, class F = typename Products::Factor>
 bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit* next, Products& products,
-            const AttentionScratch<F>& s, Tiles<T>& tiles) {
+            const AttentionScratch<F, A>& s, Tiles<T>& tiles) {
     const Reach reach = reach_of(a, u);
     const bool writes = a.query_start[u.seq + 1] - a.query_start[u.seq] == 1;
     clear(s.total, s.heads, s.width);
@@ -622,10 +632,10 @@ bool attend(const AttentionArgs& a, const AttentionUnit& u, const AttentionUnit*
     return true;
 }
 
-template <class T, class Products = InVectors<float>>
+template <class T, class Products = InVectors<float>, class A = Ahead>
 bool attend_all(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
     Products products;
-    Ahead ahead;
+    A ahead;
     Tiles<T> tiles;
     bool valid = true;
     aim_first(a, units, ahead, tiles.now());
@@ -642,7 +652,12 @@ bool attend_all(const AttentionArgs& a, const AttentionUnit* units, int64_t coun
 
 bool attention(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
 #ifdef OCTAVO_DOT_BF16
-    if (a.kv_type == KVType::bf16 && a.out_bf16) return attend_all<uint16_t, InVectors<uint16_t>>(a, units, count, scratch);
+    if (a.kv_type == KVType::bf16 && a.out_bf16) {
+        // What several rows have computed so far leaves no room in the first-level cache.
+        const bool near = a.streaming == Streaming::near_requests && count > 0 && units->row1 - units->row0 == 1;
+        if (near) return attend_all<uint16_t, InVectors<uint16_t>, NearAhead>(a, units, count, scratch);
+        return attend_all<uint16_t, InVectors<uint16_t>>(a, units, count, scratch);
+    }
 #endif
     switch (a.kv_type) {
     case KVType::fp32: return attend_all<float>(a, units, count, scratch);

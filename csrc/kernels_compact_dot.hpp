@@ -31,9 +31,18 @@ template <Streaming kStreaming> struct CompactStream {
     }
 };
 
-// What a tile that is one of several asks for.
-struct CompactShare : PanelAhead {
+constexpr int64_t kNearRows = 32; // the inputs of more leave the first-level cache no room for what tiles fetch for one another
+
+// What a tile that is one of several asks for, into the first-level cache or the second.
+template <bool kNear> struct CompactShare : PanelAhead {
     CompactShare(const uint8_t*, const char* at, const char* other, int64_t step) : PanelAhead{at, other, step} {}
+
+    inline __attribute__((always_inline)) void fetch_both() {
+        __builtin_prefetch(at, 0, kNear ? 3 : 2);
+        __builtin_prefetch(other, 0, kNear ? 3 : 2);
+        at += step;
+        other += step;
+    }
 };
 
 // Where rows are, by few registers: a row is a base and once, twice, three or four times the stride from it.
@@ -135,7 +144,7 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
 template <Streaming kStreaming, int R> constexpr void fill_compact_tiles(TileKernels& tiles) {
     if constexpr (R > 0) {
         tiles.one[R] = tiles.ahead[R] = tile_compact<R, CompactStream<streaming_of(kStreaming, R)>>;
-        if constexpr (fetches_ahead<R>()) tiles.ahead[R] = tile_compact<R, CompactShare>;
+        if constexpr (fetches_ahead<R>()) tiles.ahead[R] = tile_compact<R, CompactShare<kStreaming == Streaming::near_requests>>;
         fill_compact_tiles<kStreaming, R - 1>(tiles);
     }
 }
@@ -150,5 +159,6 @@ constexpr TileKernels kCompactTiles[] = {compact_tiles<Streaming::requests>(), c
                                          compact_tiles<Streaming::hardware>()};
 
 void linear_compact(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
-    multiply_range(kCompactTiles[static_cast<int>(a.streaming)], a, row0, row1, block0, block1, compact_block_bytes(a.k));
+    const Streaming streaming = row1 - row0 > kNearRows ? Streaming::requests : a.streaming;
+    multiply_range(kCompactTiles[static_cast<int>(streaming)], a, row0, row1, block0, block1, compact_block_bytes(a.k));
 }

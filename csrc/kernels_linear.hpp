@@ -120,13 +120,6 @@ struct PanelAhead {
         at = other;
         other = next;
     }
-    // For two pairs of inputs.
-    inline __attribute__((always_inline)) void fetch_both() {
-        __builtin_prefetch(at, 0, 2);
-        __builtin_prefetch(other, 0, 2);
-        at += step;
-        other += step;
-    }
 };
 constexpr PanelAhead kNothingAhead{nullptr, nullptr, 0};
 

@@ -51,10 +51,12 @@ class CpuBackend:
             as "amx" would, slowly, on any machine.
         integer_kernels: "auto", or one of ``_native.integer_kernels(isa)``; all of an instruction set give the same bits.
         activation_bits: of activations in products with integer weights, 8 or 16.
+        streaming: "auto", or one of ``_native.streamings()``: how memory is asked for before it is read; same bits.
         num_threads: None: one for each core that affinity and control group allow.
 
     Raises:
-        ValueError: an unknown dtype or number of bits, an instruction set that this machine cannot run, or no threads.
+        ValueError: an unknown dtype or number of bits, an instruction set that this machine cannot run, no
+            threads, or an unknown way to ask for memory.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class CpuBackend:
         num_threads: int | None = None,
         integer_kernels: str = "auto",
         activation_bits: int = 8,
+        streaming: str = "auto",
     ) -> None:
         from octavo import _native
 
@@ -79,6 +82,7 @@ class CpuBackend:
             bfloat16=np.dtype(ml_dtypes.bfloat16),
             integer_kernels=integer_kernels,
             activation_bits=activation_bits,
+            streaming=streaming,
         )
         self.compute_dtype = compute_dtype
         self.isa: str = self._device.isa

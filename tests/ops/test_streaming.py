@@ -1,0 +1,48 @@
+"""How memory is asked for before it is read is a matter of time only."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from octavo import _native
+from octavo.backends.cpu.backend import CpuBackend
+from tests.ops.devices import BF16, ISAS, normal, same_bits
+from tests.ops.test_recorded import KINDS, Tiny, batch_of
+
+WAYS = _native.streamings()
+ROWS = (1, 2, 3, 8, 9, 16, 32, 33, 70)
+
+
+@cache
+def asking(isa: str, way: str) -> CpuBackend:
+    return CpuBackend(isa=isa, streaming=way, num_threads=2)
+
+
+@pytest.mark.parametrize("kind", ["dense", "int8", "int4"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_products_have_the_same_bits(isa: str, kind: str) -> None:
+    matrix, inputs = normal(1, 320, 576).astype(BF16).astype(np.float32), normal(2, max(ROWS), 576).astype(BF16)
+
+    def products(way: str) -> list[np.ndarray]:
+        backend = asking(isa, way)
+        weight = backend.weight(KINDS[kind](matrix))
+        return [backend.to_host(backend.ops.linear(inputs[:rows].copy(), weight)) for rows in ROWS]
+
+    first, *others = [products(way) for way in WAYS]
+    for other in others:
+        assert all(same_bits(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("query_lens", [[1, 1, 1, 1], [1, 7, 1], [20, 3]])
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_step_has_the_same_bits(isa: str, query_lens: list[int]) -> None:
+    batch = batch_of(query_lens, [length + 17 for length in query_lens])
+    first, *others = [Tiny(asking(isa, way), "dense").forward(batch) for way in WAYS]
+    for other in others:
+        assert all(same_bits(np.asarray(a), np.asarray(b)) for a, b in zip(first, other, strict=True))
+
+
+def test_a_way_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="known are auto, requests, near_requests, hardware"):
+        CpuBackend(streaming="telepathy")
