@@ -13,6 +13,7 @@ namespace {
 #include "kernels_outputs.hpp"
 #include "kernels_rows.hpp"
 #include "kernels_linear.hpp"
+#include "kernels_widened.hpp"
 #include "amx_tiles_native.hpp"
 #include "simd_compact_avx512.hpp"
 #include "kernels_compact.hpp"

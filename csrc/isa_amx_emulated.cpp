@@ -12,6 +12,7 @@ namespace {
 #include "kernels_outputs.hpp"
 #include "kernels_rows.hpp"
 #include "kernels_linear.hpp"
+#include "kernels_widened.hpp"
 #include "amx_tiles_emulated.hpp"
 #include "simd_compact_generic.hpp"
 #include "kernels_compact.hpp"

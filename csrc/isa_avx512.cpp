@@ -13,13 +13,17 @@ namespace {
 #include "kernels_outputs.hpp"
 #include "kernels_rows.hpp"
 #include "kernels_linear.hpp"
+#include "kernels_widened.hpp"
+#include "simd_compact_avx512.hpp"
+#include "kernels_compact.hpp"
+#include "kernels_compact_tiles.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"
 #include "kernels_table.hpp"
 // clang-format on
 
-constexpr KernelTable kTable = make_table("avx512", Activation::fp32);
+constexpr KernelTable kTable = with_compact(make_table("avx512", Activation::fp32));
 
 } // namespace
 

@@ -16,7 +16,7 @@ namespace {
 #include "kernels_linear.hpp"
 #include "simd_compact_avx512.hpp"
 #include "kernels_compact.hpp"
-#include "kernels_compact_dot.hpp"
+#include "kernels_compact_tiles.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"

@@ -106,6 +106,25 @@ constexpr int64_t kNear = 2 * 2 * kTileElements; // ahead in the stream of weigh
 constexpr int64_t kFar = 2 * kNear;              // and into the second
 constexpr int kLineVecs = W < 16 ? 16 / W : 1;   // vectors of pairs in a cache line
 
+// Where rows are, by few registers: a row is a base and once, twice, three or four times the stride from it.
+template <int R> struct RowBases {
+    const char* at[(R + 4) / 5];
+    int64_t stride, three; // bytes
+
+    RowBases(const Input* first, int64_t elements) : stride(elements * static_cast<int64_t>(sizeof(Input))), three(3 * stride) {
+        for (int i = 0; i < (R + 4) / 5; ++i) at[i] = reinterpret_cast<const char*>(first) + 5 * i * stride;
+    }
+    // A compiler that knows the strides would keep a pointer for each row.
+    inline __attribute__((always_inline)) void hide_strides() { __asm__("" : "+r"(stride), "+r"(three)); }
+    inline __attribute__((always_inline)) const Input* row(int r) const {
+        const int64_t from_base = r % 5 == 3 ? three : r % 5 * stride;
+        return reinterpret_cast<const Input*>(at[r / 5] + from_base);
+    }
+    inline __attribute__((always_inline)) void advance(int64_t inputs) {
+        for (const char*& base : at) base += inputs * static_cast<int64_t>(sizeof(Input));
+    }
+};
+
 // What a tile brings into the cache for tiles to come, beside its own stream: a line for each pair of inputs, from two places in
 // turn that each go on by `step` bytes. A panel that many rows use keeps memory idle but for its first tile, so every tile fetches
 // its share of the panel that follows.
@@ -251,7 +270,7 @@ struct TileKernels {
 };
 
 template <int R> constexpr int blocks_at_once() { return R * 4 <= kLinearRows ? 2 : 1; }
-template <int R> constexpr bool fetches_ahead() { return kAloneAhead || R >= kLinearRows / 2; }
+template <int R> constexpr bool fetches_ahead() { return kAloneAhead || (kDot && R >= kLinearRows / 2); }
 
 template <int R> constexpr void fill_tiles(TileKernels& bf16, TileKernels& f32) {
     if constexpr (R > 0) {
@@ -348,7 +367,16 @@ inline void multiply_range(const TileKernels& tiles, const LinearArgs& a, int64_
     if (a.past_caches) vstream_end();
 }
 
+#ifndef OCTAVO_DOT_BF16
+struct PlainSource;
+template <class Source>
+void linear_widened(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1, int64_t block_bytes);
+#endif
+
 void linear_bf16(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
+#ifndef OCTAVO_DOT_BF16
+    if (row1 - row0 > kLinearRows) return linear_widened<PlainSource>(a, row0, row1, block0, block1, bf16_block_elements(a.k) * 2);
+#endif
     multiply_range(kTiles.bf16, a, row0, row1, block0, block1, bf16_block_elements(a.k) * 2);
 }
 

@@ -4,6 +4,7 @@ using Vec = __m256;
 constexpr int W = 8;
 constexpr int kLinearRows = 5, kLinearVecs = 2;
 constexpr bool kAloneAhead = true; // a tile that is alone fetches the next weights
+constexpr int64_t kWidenedInputs = 192; // of a block at once: the first-level cache holds them
 constexpr int kAttentionRows = 4, kAttentionVecs = 2;
 
 inline Vec vzero() { return _mm256_setzero_ps(); }
@@ -68,13 +69,10 @@ inline Vec vselect_bits(const uint32_t* words, int64_t first, Vec a, Vec b) {
 }
 
 // W pairs of bf16: the first or the second of each
-inline Vec vfirst(const uint16_t* p) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
-}
-inline Vec vsecond(const uint16_t* p) {
-    __m256i mask = _mm256_set1_epi32(static_cast<int>(0xFFFF0000u));
-    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), mask));
-}
+inline Vec vfirst(Vec pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16)); }
+inline Vec vsecond(Vec pairs) { return _mm256_and_ps(pairs, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xFFFF0000u)))); }
+inline Vec vfirst(const uint16_t* p) { return vfirst(vload(reinterpret_cast<const float*>(p))); }
+inline Vec vsecond(const uint16_t* p) { return vsecond(vload(reinterpret_cast<const float*>(p))); }
 
 inline Vec vload_bf16(const uint16_t* p) {
     __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -92,13 +90,8 @@ template <int P, class T> inline __m256i vjoin(const T* const* p, int64_t at) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(four(0)), four(1), 1);
 }
 template <int P> inline Vec vload(const float* const* p, int64_t at) { return _mm256_castsi256_ps(vjoin<P>(p, at)); }
-template <int P> inline Vec vfirst(const uint16_t* const* p, int64_t at) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(vjoin<P>(p, at), 16));
-}
-template <int P> inline Vec vsecond(const uint16_t* const* p, int64_t at) {
-    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xFFFF0000u));
-    return _mm256_castsi256_ps(_mm256_and_si256(vjoin<P>(p, at), mask));
-}
+template <int P> inline Vec vfirst(const uint16_t* const* p, int64_t at) { return vfirst(_mm256_castsi256_ps(vjoin<P>(p, at))); }
+template <int P> inline Vec vsecond(const uint16_t* const* p, int64_t at) { return vsecond(_mm256_castsi256_ps(vjoin<P>(p, at))); }
 template <int P> inline Vec vload_int8(const int8_t* const* p, int64_t at) {
     static_assert(P == 2);
     const __m128i eight = _mm_unpacklo_epi32(_mm_loadu_si32(p[0] + at), _mm_loadu_si32(p[1] + at));

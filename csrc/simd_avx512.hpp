@@ -4,6 +4,7 @@ using Vec = __m512;
 constexpr int W = 16;
 constexpr int kLinearRows = 12, kLinearVecs = 2; // register tile of linear: rows x vectors of columns
 constexpr bool kAloneAhead = false;
+constexpr int64_t kWidenedInputs = 2048; // of a block at once: the second-level cache holds them
 constexpr int kAttentionRows = 6, kAttentionVecs = 4;
 
 inline Vec vzero() { return _mm512_setzero_ps(); }
@@ -65,10 +66,12 @@ inline Vec vselect_bits(const uint32_t* words, int64_t first, Vec a, Vec b) {
 }
 
 // W pairs of bf16: the first or the second of each
-inline Vec vfirst(const uint16_t* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }
-inline Vec vsecond(const uint16_t* p) {
-    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+inline Vec vfirst(Vec pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16)); }
+inline Vec vsecond(Vec pairs) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
+inline Vec vfirst(const uint16_t* p) { return vfirst(_mm512_castsi512_ps(_mm512_loadu_si512(p))); }
+inline Vec vsecond(const uint16_t* p) { return vsecond(_mm512_castsi512_ps(_mm512_loadu_si512(p))); }
 
 inline Vec vload_bf16(const uint16_t* p) {
     __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -90,12 +93,8 @@ template <int P, class T> inline __m512i vjoin(const T* const* p, int64_t at) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(eight(0)), eight(1), 1);
 }
 template <int P> inline Vec vload(const float* const* p, int64_t at) { return _mm512_castsi512_ps(vjoin<P>(p, at)); }
-template <int P> inline Vec vfirst(const uint16_t* const* p, int64_t at) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(vjoin<P>(p, at), 16));
-}
-template <int P> inline Vec vsecond(const uint16_t* const* p, int64_t at) {
-    return _mm512_castsi512_ps(_mm512_and_si512(vjoin<P>(p, at), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
-}
+template <int P> inline Vec vfirst(const uint16_t* const* p, int64_t at) { return vfirst(_mm512_castsi512_ps(vjoin<P>(p, at))); }
+template <int P> inline Vec vsecond(const uint16_t* const* p, int64_t at) { return vsecond(_mm512_castsi512_ps(vjoin<P>(p, at))); }
 template <int P> inline Vec vload_int8(const int8_t* const* p, int64_t at) {
     const auto eight = [&](int i) {
         if constexpr (P == 2) return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p[i] + at));

@@ -6,6 +6,7 @@ typedef uint32_t WordVec __attribute__((vector_size(16)));
 constexpr int W = 4;
 constexpr int kLinearRows = 4, kLinearVecs = 2;
 constexpr bool kAloneAhead = false;
+constexpr int64_t kWidenedInputs = 192; // of a block at once: the first-level cache holds them
 constexpr int kAttentionRows = 4, kAttentionVecs = 2;
 
 inline Vec vset(float x) { return Vec{x, x, x, x}; }
@@ -76,8 +77,10 @@ inline WordVec vload_words(const uint16_t* p) {
     return v;
 }
 // W pairs of bf16: the first or the second of each (in little-endian words)
-inline Vec vfirst(const uint16_t* p) { return reinterpret_cast<Vec>(vload_words(p) << 16); }
-inline Vec vsecond(const uint16_t* p) { return reinterpret_cast<Vec>(vload_words(p) & 0xFFFF0000u); }
+inline Vec vfirst(Vec pairs) { return reinterpret_cast<Vec>(reinterpret_cast<WordVec>(pairs) << 16); }
+inline Vec vsecond(Vec pairs) { return reinterpret_cast<Vec>(reinterpret_cast<WordVec>(pairs) & 0xFFFF0000u); }
+inline Vec vfirst(const uint16_t* p) { return vfirst(reinterpret_cast<Vec>(vload_words(p))); }
+inline Vec vsecond(const uint16_t* p) { return vsecond(reinterpret_cast<Vec>(vload_words(p))); }
 
 inline Vec vload_bf16(const uint16_t* p) {
     WordVec v = {p[0], p[1], p[2], p[3]};

@@ -8,7 +8,7 @@ from octavo.backends.cpu.backend import CpuBackend
 from octavo.quant.layouts import Dense
 from tests.ops.devices import BF16, ISAS, device, normal, same_bits
 
-COMPACT = [isa for isa in ISAS if isa in ("avx512_bf16", "amx", "amx_emulated")]
+COMPACT = [isa for isa in ISAS if isa in ("avx512", "avx512_bf16", "amx", "amx_emulated")]
 pytestmark = pytest.mark.parametrize("isa", COMPACT)
 
 
@@ -99,7 +99,7 @@ def products(backend: CpuBackend, weight: Array, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("n", "k"), [(192, 576), (320, 130), (64, 1537)])
+@pytest.mark.parametrize(("n", "k"), [(192, 576), (320, 130), (64, 1537), (32, 2051)])
 def test_products_have_the_bits_of_plain_blocks(isa: str, threads: int, n: int, k: int) -> None:
     backend = device(isa, "bfloat16", threads)
     matrix = with_exceptions(normal(5, n, k), *corners(n, k)[4:8]).astype(BF16)

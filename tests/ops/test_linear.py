@@ -51,7 +51,7 @@ def test_a_row_of_linear_depends_on_nothing_else(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("k", "n"), [(576, 960), (1536, 576), (577, 1000)])
+@pytest.mark.parametrize(("k", "n"), [(576, 960), (1536, 576), (577, 1000), (4099, 64)])
 def test_rows_keep_their_bits_at_every_batch_size(isa: str, k: int, n: int) -> None:
     backend = device(isa, "bfloat16")
     packed = backend.weight(Dense(normal(1, n, k).astype(BF16)))

@@ -1,5 +1,5 @@
-// Products of compact blocks of bf16 weights; see compact.hpp. Included inside the instruction set's own namespace, where dot
-// products take pairs of bf16. The results are those of plain blocks, bit for bit: the same numbers meet in the same order.
+// Products of compact blocks of bf16 weights; see compact.hpp. Included inside the instruction set's own namespace. The results
+// are those of plain blocks, bit for bit: the same numbers meet in the same order.
 
 // How a tile of so many rows that is alone asks for its weights: beyond a few all processors are alike.
 constexpr Streaming streaming_of(Streaming streaming, int rows) {
@@ -45,25 +45,7 @@ template <bool kNear> struct CompactShare : PanelAhead {
     }
 };
 
-// Where rows are, by few registers: a row is a base and once, twice, three or four times the stride from it.
-template <int R> struct RowBases {
-    const char* at[(R + 4) / 5];
-    int64_t stride, three; // bytes
-
-    RowBases(const Input* first, int64_t elements) : stride(elements * static_cast<int64_t>(sizeof(Input))), three(3 * stride) {
-        for (int i = 0; i < (R + 4) / 5; ++i) at[i] = reinterpret_cast<const char*>(first) + 5 * i * stride;
-    }
-    // A compiler that knows the strides would keep a pointer for each row.
-    inline __attribute__((always_inline)) void hide_strides() { __asm__("" : "+r"(stride), "+r"(three)); }
-    inline __attribute__((always_inline)) const Input* row(int r) const {
-        const int64_t from_base = r % 5 == 3 ? three : r % 5 * stride;
-        return reinterpret_cast<const Input*>(at[r / 5] + from_base);
-    }
-    inline __attribute__((always_inline)) void advance(int64_t inputs) {
-        for (const char*& base : at) base += inputs * static_cast<int64_t>(sizeof(Input));
-    }
-};
-
+#ifdef OCTAVO_DOT_BF16
 // acc += the pair of inputs at k of each row times the pairs of all columns.
 template <int R>
 inline __attribute__((always_inline)) void multiply_pair(Vec (&acc)[R][2], const RowBases<R>& rows, int64_t k, const Vec (&weights)[2]) {
@@ -74,6 +56,13 @@ inline __attribute__((always_inline)) void multiply_pair(Vec (&acc)[R][2], const
         acc[r][1] = vdot(acc[r][1], pair, weights[1]);
     }
 }
+#else
+template <int R> // one input after the other: the weights of both would not leave registers enough for the sums
+inline __attribute__((always_inline)) void multiply_pair(Vec (&acc)[R][2], const RowBases<R>& rows, int64_t k, const Vec (&weights)[2]) {
+    multiply_input(acc, rows, k, {vfirst(weights[0]), vfirst(weights[1])});
+    multiply_input(acc, rows, k + 1, {vsecond(weights[0]), vsecond(weights[1])});
+}
+#endif
 
 // Where in a block the exceptions are.
 struct Exceptions {
@@ -83,6 +72,9 @@ struct Exceptions {
 
     Exceptions(const uint32_t* first, const uint8_t* block) : next(first), block(block) { find(); }
     void find() { group = block + place_of(next) / kGroupElements * kGroupBytes; }
+    void skip_to(const uint8_t* first) {
+        while (group < first) ++next, find();
+    }
     // Those of this group, in registers: what is rare must not cost the sums theirs.
     inline __attribute__((always_inline)) void set(Vec (&to)[2][2]) {
         for (const uint8_t* own = group; group == own; ++next, find()) {
@@ -106,6 +98,39 @@ __attribute__((noinline)) void multiply_rest(Vec (&acc)[R][2], RowBases<R> rows,
     const RowBases<R> own(inputs[0], 4);
     for (int half = 0; half * 2 < rest; ++half) multiply_pair(acc, own, half * 2, weights[half]);
 }
+
+#ifndef OCTAVO_DOT_BF16
+// See PlainSource. Groups with exceptions are among those that can not be taken.
+struct CompactSource {
+    static constexpr int kInputs = 4;
+    const uint8_t *from, *block;
+    int64_t end;
+    GroupTable table;
+    Exceptions exceptions;
+
+    CompactSource(const LinearArgs& a, const WidenedPart& part, int)
+        : block(static_cast<const uint8_t*>(a.weight) + part.block * compact_block_bytes(a.k)), end(part.end / 4 * 4),
+          table(group_table(a.compact->highs + part.block * 16)),
+          exceptions(a.compact->exceptions + a.compact->first[part.block], block) {
+        from = block + part.begin / 4 * kGroupBytes;
+    }
+
+    int64_t stop(int64_t) {
+        exceptions.skip_to(from);
+        return min64(end, (exceptions.group - block) / kGroupBytes * 4);
+    }
+    inline __attribute__((always_inline)) void take(int pair, Vec (&pairs)[2]) { unpack_half(from, pair, table, pairs); }
+    inline __attribute__((always_inline)) void next(int64_t) { from += kGroupBytes; }
+    __attribute__((noinline)) void widen(const WidenedPart& part, int64_t k, int64_t count, int) {
+        Vec pairs[2][2];
+        unpack_group(from, table, exceptions, pairs);
+        float* to = part.weights + (k - part.begin) * kColumnBlock;
+        for (int i = 0; i < count; ++i, to += kColumnBlock) {
+            for (int v = 0; v < 2; ++v) vstore(to + v * W, i % 2 ? vsecond(pairs[i / 2][v]) : vfirst(pairs[i / 2][v]));
+        }
+    }
+};
+#endif
 
 // R rows of one block. Ahead: what it asks for, of which at, other and step tell.
 template <int R, class Ahead>
@@ -159,6 +184,9 @@ constexpr TileKernels kCompactTiles[] = {compact_tiles<Streaming::requests>(), c
                                          compact_tiles<Streaming::hardware>()};
 
 void linear_compact(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
+#ifndef OCTAVO_DOT_BF16
+    if (row1 - row0 > kLinearRows) return linear_widened<CompactSource>(a, row0, row1, block0, block1, compact_block_bytes(a.k));
+#endif
     const Streaming streaming = row1 - row0 > kNearRows ? Streaming::requests : a.streaming;
     multiply_range(kCompactTiles[static_cast<int>(streaming)], a, row0, row1, block0, block1, compact_block_bytes(a.k));
 }

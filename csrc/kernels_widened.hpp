@@ -1,0 +1,190 @@
+// Products of many rows with bf16 weights where no instruction multiplies bf16. Weights are widened to fp32 once, a part of a block
+// at a time, and all rows meet them in a cache. Included inside the instruction set's own namespace, after kernels_linear.hpp.
+//
+// The results are those of tiles that widen weights for themselves, bit for bit: the same numbers meet in the same order.
+
+constexpr int64_t kWidenedRows = 16 * kLinearRows; // at once, whose sums wait where a block has more inputs than are widened at once
+
+// Inputs [begin, end) of a block, which rows from row0 on meet in turn. begin is a multiple of kWidenedInputs.
+struct WidenedPart {
+    int64_t block, begin, end, row0;
+    float* weights; // [end - begin, kColumnBlock]
+    float* sums;    // of the inputs before, [rows, kColumnBlock]
+};
+
+// Weights of a plain block, W * kLinearVecs of its columns at a time.
+struct PlainSource {
+    static constexpr int kInputs = 2;
+    const uint16_t* from;
+    int64_t end;
+
+    PlainSource(const LinearArgs& a, const WidenedPart& part, int column)
+        : from(static_cast<const uint16_t*>(a.weight) + part.block * bf16_block_elements(a.k) + part.begin / kDepthStep * 2 * kTileElements +
+               column / 16 * kTileElements + column % 16 * 2),
+          end(part.begin + (part.end - part.begin) / 2 * 2) {}
+
+    // From k on, kInputs at a time, inputs below the result can be taken; then others.
+    int64_t stop(int64_t) const { return end; }
+    inline __attribute__((always_inline)) void take(int, Vec (&pairs)[kLinearVecs]) {
+        for (int v = 0; v < kLinearVecs; v += kLineVecs) __builtin_prefetch(vector(v) + kNear);
+        for (int v = 0; v < kLinearVecs; ++v) pairs[v] = vload(reinterpret_cast<const float*>(vector(v)));
+    }
+    inline __attribute__((always_inline)) void next(int64_t k) { from += k % kDepthStep ? 32 : 32 + kTileElements; }
+    // Inputs [k, k + count) that can not be taken, to where they belong.
+    void widen(const WidenedPart& part, int64_t k, int64_t, int column) {
+        float* to = part.weights + (k - part.begin) * kColumnBlock + column;
+        for (int v = 0; v < kLinearVecs; ++v) vstore(to + v * W, vfirst(vector(v)));
+    }
+
+private:
+    inline __attribute__((always_inline)) const uint16_t* vector(int v) const {
+        return from + (W * kLinearVecs > 16 ? v * W / 16 * kTileElements + v * W % 16 * 2 : v * W * 2);
+    }
+};
+
+// acc += the input at k of each row times the weights of all columns.
+template <int R, int V>
+inline __attribute__((always_inline)) void multiply_input(Vec (&acc)[R][V], const RowBases<R>& rows, int64_t k, const Vec (&weights)[V]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        const Vec x = vset(rows.row(r)[k]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, weights[v], acc[r][v]);
+    }
+}
+
+// Inputs [k, k + 2) or the last one, widened before.
+template <int R, int V>
+inline __attribute__((always_inline)) void multiply_widened(Vec (&acc)[R][V], RowBases<R>& x, const float* weights, int64_t count) {
+    const auto one = [&](int i) __attribute__((always_inline)) {
+        Vec own[V];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) own[v] = vload(weights + i * kColumnBlock + v * W);
+        multiply_input(acc, x, i, own);
+    };
+    x.hide_strides();
+    one(0);
+    if (count > 1) one(1);
+    x.advance(2);
+}
+
+// R rows. Source: where weights come from, for the first tile that meets them; void for the others.
+template <int R, class Source>
+__attribute__((noinline)) void tile_widened(const LinearArgs& a, const WidenedPart& part, int64_t row, const char* at, const char* other,
+                                            int64_t step) {
+    constexpr int V = kLinearVecs;
+    PanelAhead ahead{at, other, step};
+    for (int column = 0; column < kColumnBlock; column += V * W) {
+        float *weights = part.weights + column, *sums = part.sums + (row - part.row0) * kColumnBlock + column;
+        Vec acc[R][V];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) acc[r][v] = part.begin ? vload(sums + r * kColumnBlock + v * W) : vzero();
+        }
+        RowBases<R> x(static_cast<const Input*>(a.x) + row * a.x_stride + part.begin, a.x_stride);
+        if constexpr (__is_same(Source, void)) {
+            int64_t k = part.begin;
+            for (; k + 2 <= part.end; k += 2, weights += 2 * kColumnBlock) {
+                ahead.fetch();
+                multiply_widened(acc, x, weights, 2);
+            }
+            if (k < part.end) multiply_widened(acc, x, weights, 1);
+        } else {
+            constexpr int kInputs = Source::kInputs;
+            Source source(a, part, column);
+            for (int64_t k = part.begin; k < part.end;) {
+                for (const int64_t stop = source.stop(k); k < stop; weights += kInputs * kColumnBlock) {
+                    x.hide_strides();
+#pragma GCC unroll 4
+                    for (int pair = 0; pair < kInputs / 2; ++pair) {
+                        Vec pairs[V];
+                        source.take(pair, pairs);
+                        ahead.fetch();
+#pragma GCC unroll 2
+                        for (int i = 2 * pair; i < 2 * pair + 2; ++i) {
+                            Vec own[V];
+#pragma GCC unroll 8
+                            for (int v = 0; v < V; ++v) {
+                                own[v] = i % 2 ? vsecond(pairs[v]) : vfirst(pairs[v]);
+                                vstore(weights + i * kColumnBlock + v * W, own[v]);
+                            }
+                            multiply_input(acc, x, i, own);
+                        }
+                    }
+                    k += kInputs;
+                    source.next(k);
+                    x.advance(kInputs);
+                }
+                if (k == part.end) break;
+                const int64_t count = min64(kInputs, part.end - k);
+                source.widen(part, k, count, column);
+                for (int64_t i = 0; i < count; i += 2, weights += 2 * kColumnBlock) multiply_widened(acc, x, weights, count - i);
+                k += count;
+                source.next(k);
+            }
+        }
+        if (part.end == a.k) {
+            int64_t columns[V];
+            for (int v = 0; v < V; ++v) columns[v] = part.block * kColumnBlock + column + v * W;
+            store_tile(a, row, columns, acc);
+            continue;
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) vstore(sums + r * kColumnBlock + v * W, acc[r][v]);
+        }
+    }
+}
+
+typedef void (*WidenedTile)(const LinearArgs&, const WidenedPart&, int64_t row, const char* at, const char* other, int64_t step);
+
+// For tiles that are some of several: none has few rows.
+template <class Source> struct WidenedTiles {
+    WidenedTile of[kLinearRows + 1]{};
+    constexpr WidenedTiles() { fill<kLinearRows>(); }
+    template <int R> constexpr void fill() {
+        of[R] = tile_widened<R, Source>;
+        if constexpr (R > kLinearRows / 2) fill<R - 1>();
+    }
+};
+template <class Source> constexpr WidenedTiles<Source> kWidenedTiles;
+
+// A thread's own; on the stack it would be too much for some systems.
+inline float* widened_memory() {
+    alignas(64) static thread_local float memory[kWidenedInputs * kColumnBlock];
+    return memory;
+}
+
+template <class Source>
+void linear_widened(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1, int64_t block_bytes) {
+    float* weights = widened_memory();
+    alignas(64) float sums[kWidenedRows * kColumnBlock];
+    const EvenTiles groups(row1 - row0, (row1 - row0 + kWidenedRows - 1) / kWidenedRows);
+    for (int64_t row = row0, group = 0; row < row1; row += groups.rows(group++)) {
+        const int64_t count = (groups.rows(group) + kLinearRows - 1) / kLinearRows;
+        const EvenTiles rows(groups.rows(group), count);
+        const SharedAhead shared(a, block_bytes, count);
+        for (int64_t block = block0; block < block1; ++block) {
+            const char* own = static_cast<const char*>(a.weight) + block * block_bytes;
+            const char* panel = panel_after(a, block, block1, block_bytes);
+            PanelAhead ahead[kWidenedRows / kLinearRows];
+            for (int64_t t = 0; t < count; ++t) ahead[t] = shared.of(t, panel, own);
+            WidenedPart part{block, 0, 0, row, weights, sums};
+            do {
+                part.begin = part.end;
+                part.end = min64(a.k, part.begin + kWidenedInputs);
+                for (int64_t t = 0; t < count; ++t) {
+                    PanelAhead& mine = ahead[t];
+                    const WidenedTile* tiles = t == 0 ? kWidenedTiles<Source>.of : kWidenedTiles<void>.of;
+                    tiles[rows.rows(t)](a, part, row + rows.begin(t), mine.at, mine.other, mine.step);
+                    const int64_t fetched = (part.end - part.begin) / 4 * (kColumnBlock / (W * kLinearVecs)) * mine.step;
+                    mine.at += fetched;
+                    mine.other += fetched;
+                }
+            } while (part.end < a.k);
+        }
+    }
+    if (a.past_caches) vstream_end();
+}
