@@ -53,7 +53,7 @@ void bind_heads(nb::module_& m) {
 NB_MODULE(_native, m) {
     import_numpy();
     m.def("cpu_features", &cpu_features);
-    m.def("streamings", [] { return std::vector<std::string>(std::begin(kStreamings), std::end(kStreamings)); });
+    m.def("tunings", [] { return std::vector<std::string>(std::begin(kTunings), std::end(kTunings)); });
     bind_ceilings(m);
     bind_dequantize(m);
     bind_memory(m);
@@ -64,7 +64,7 @@ NB_MODULE(_native, m) {
     device
         .def(nb::init<const std::string&, int, const std::vector<int>&, bool, nb::handle, const std::string&, int, const std::string&>(),
              "isa"_a, "num_threads"_a, nb::kw_only(), "cores"_a, "act_bfloat16"_a, "bfloat16"_a, "integer_kernels"_a = "auto",
-             "activation_bits"_a = 8, "streaming"_a = "auto")
+             "activation_bits"_a = 8, "tuning"_a = "auto")
         .def_prop_ro("isa", &Device::isa)
         .def_prop_ro("num_threads", &Device::num_threads)
         .def("pack", &Device::pack, "weight"_a, nb::kw_only(), "gated"_a = false)

@@ -151,25 +151,25 @@ std::vector<InstructionSet> detect() {
 }
 
 // As measured. Where nothing was asked for, Zen 5 took twice as long, and so may what nobody has measured.
-Streaming streaming_of_processor() {
+Tuning tuning_of_processor() {
 #if defined(__x86_64__)
     constexpr uint32_t kZen3And4 = 0x19, kZen5 = 0x1A;
-    if (is_amd() && family() == kZen3And4) return Streaming::hardware;
-    if (is_amd() && family() == kZen5) return Streaming::near_requests;
+    if (is_amd() && family() == kZen3And4) return Tuning::zen4;
+    if (is_amd() && family() == kZen5) return Tuning::zen5;
 #endif
-    return Streaming::requests;
+    return Tuning::common;
 }
 
 } // namespace
 
-Streaming find_streaming(const std::string& name) {
-    if (name == "auto") return streaming_of_processor();
+Tuning find_tuning(const std::string& name) {
+    if (name == "auto") return tuning_of_processor();
     std::string names = "auto";
-    for (size_t i = 0; i < std::size(kStreamings); ++i) {
-        if (name == kStreamings[i]) return static_cast<Streaming>(i);
-        names += std::string(", ") + kStreamings[i];
+    for (size_t i = 0; i < std::size(kTunings); ++i) {
+        if (name == kTunings[i]) return static_cast<Tuning>(i);
+        names += std::string(", ") + kTunings[i];
     }
-    throw std::invalid_argument("unknown way to ask for memory " + name + "; known are " + names);
+    throw std::invalid_argument("unknown tuning " + name + "; known are " + names);
 }
 
 std::vector<InstructionSet> instruction_sets() {

@@ -21,10 +21,10 @@ std::vector<InstructionSet> instruction_sets();
 // The kernels of `name`, or of the most capable set for "auto". Throws std::invalid_argument with the reason.
 const KernelTable* find_kernels(const std::string& name);
 
-// The names of Streaming, in its order.
-constexpr const char* kStreamings[] = {"requests", "near_requests", "hardware"};
+// The names of Tuning, in its order.
+constexpr const char* kTunings[] = {"common", "zen5", "zen4"};
 
 // The one of that name, or what suits this processor for "auto". Throws std::invalid_argument.
-Streaming find_streaming(const std::string& name);
+Tuning find_tuning(const std::string& name);
 
 } // namespace octavo

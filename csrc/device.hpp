@@ -52,7 +52,7 @@ struct Into {
 class Device {
 public:
     Device(const std::string& isa, int num_threads, const std::vector<int>& cores, bool act_bf16, nb::handle bfloat16,
-           const std::string& integer_kernels, int activation_bits, const std::string& streaming);
+           const std::string& integer_kernels, int activation_bits, const std::string& tuning);
 
     const char* isa() const { return kernels_->isa; }
     int num_threads() const { return pool_.size(); }
@@ -209,7 +209,7 @@ private:
 
     const KernelTable* kernels_;
     const IntegerKernels* integer_;
-    const Streaming streaming_;
+    const Tuning tuning_;
     bool act_bf16_;
     const int activation_levels_; // of bytes, in products with integer weights
     Arrays arrays_;

@@ -172,7 +172,7 @@ Device::IntegerProduct Device::product_of(const Array& x, const IntegerWeight& w
     IntegerProduct product{{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.bits, out_stride,
                             activation_levels_},
                            {x.data, nullptr, 0, groups, 0, act_bf16_, weight.bits, activation_levels_}};
-    product.args.streaming = streaming_;
+    product.args.tuning = tuning_;
     return product;
 }
 

@@ -202,7 +202,7 @@ nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qk
                        start.ints(),    lens.ints(),     blocks.ints(),      0,
                        shape.num_heads, shape.num_kv_heads, shape.head_dim,  cache.block_size,
                        static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)), cache.head_bytes(), window, scale,
-                       cache.type, act_bf16_, streaming_};
+                       cache.type, act_bf16_, tuning_};
     const char* next_layer = layer + 1 < cache.num_layers ? cache.layer(layer + 1) : nullptr;
     issue([this, args, rows, sequences, starts, width, next_layer, slots_end = cache.num_blocks * cache.block_size]() mutable {
         args.table_width = width.now();

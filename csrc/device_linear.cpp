@@ -224,7 +224,7 @@ LinearArgs Device::product_of(const Array& x, const PackedWeight& weight) const 
     check(weight.bf16 == act_bf16_, "linear: the weight was packed by a device of another compute dtype");
     LinearArgs args{x.data, x.shape[1], weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, weight.columns, weight.rows};
     args.compact = weight.compact.get();
-    args.streaming = streaming_;
+    args.tuning = tuning_;
     return args;
 }
 

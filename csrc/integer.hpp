@@ -68,7 +68,7 @@ struct IntegerLinearArgs {
     int64_t first_row = 0, first_column = 0; // what lies at `out`
     const char* after = nullptr; // what is read after the last block of a call; may be null
     Pieces* pieces = nullptr;
-    Streaming streaming = Streaming::requests;
+    Tuning tuning = Tuning::common;
 };
 
 struct QuantizeArgs {

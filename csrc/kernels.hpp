@@ -54,7 +54,7 @@ struct LinearArgs {
     Pieces* pieces = nullptr;
     const Compact* compact = nullptr; // of weights in compact blocks
     bool past_caches = false; // whole vectors of the result, which is then aligned to them, go to memory at once
-    Streaming streaming = Streaming::requests;
+    Tuning tuning = Tuning::common;
 };
 
 struct PackArgs {
@@ -129,7 +129,7 @@ struct AttentionArgs {
     float scale;
     KVType kv_type;
     bool out_bf16;
-    Streaming streaming; // how keys and values are asked for
+    Tuning tuning; // how keys and values are asked for
 };
 
 // The rows [row0, row1) of the step, all of sequence seq, and the query heads of one kv head, over the kPartition-sized

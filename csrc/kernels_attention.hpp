@@ -654,7 +654,7 @@ bool attention(const AttentionArgs& a, const AttentionUnit* units, int64_t count
 #ifdef OCTAVO_DOT_BF16
     if (a.kv_type == KVType::bf16 && a.out_bf16) {
         // What several rows have computed so far leaves no room in the first-level cache.
-        const bool near = a.streaming == Streaming::near_requests && count > 0 && units->row1 - units->row0 == 1;
+        const bool near = a.tuning == Tuning::zen5 && count > 0 && units->row1 - units->row0 == 1;
         if (near) return attend_all<uint16_t, InVectors<uint16_t>, NearAhead>(a, units, count, scratch);
         return attend_all<uint16_t, InVectors<uint16_t>>(a, units, count, scratch);
     }

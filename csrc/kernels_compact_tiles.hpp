@@ -2,14 +2,14 @@
 // are those of plain blocks, bit for bit: the same numbers meet in the same order.
 
 // How a tile of so many rows that is alone asks for its weights: beyond a few all processors are alike.
-constexpr Streaming streaming_of(Streaming streaming, int rows) {
-    const int most = streaming == Streaming::hardware ? 2 : 8;
-    return rows <= most ? streaming : Streaming::requests;
+constexpr Tuning tuning_of(Tuning tuning, int rows) {
+    const int most = tuning == Tuning::zen4 ? 2 : 8;
+    return rows <= most ? tuning : Tuning::common;
 }
 
 // Its stream, which goes on where the next product begins.
-template <Streaming kStreaming> struct CompactStream {
-    static constexpr bool kFirstLevel = kStreaming != Streaming::hardware, kSecondLevel = kStreaming != Streaming::near_requests;
+template <Tuning kTuning> struct CompactStream {
+    static constexpr bool kFirstLevel = kTuning != Tuning::zen4, kSecondLevel = kTuning != Tuning::zen5;
     static constexpr int64_t kFirst = kSecondLevel ? 8 : 64, kSecond = kFirstLevel ? 48 : 5; // groups ahead
     static constexpr int64_t kApart = kFirstLevel ? (kSecond - kFirst) * kGroupBytes : 0;
 
@@ -166,27 +166,27 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
     store_tile(a, row, columns, acc);
 }
 
-template <Streaming kStreaming, int R> constexpr void fill_compact_tiles(TileKernels& tiles) {
+template <Tuning kTuning, int R> constexpr void fill_compact_tiles(TileKernels& tiles) {
     if constexpr (R > 0) {
-        tiles.one[R] = tiles.ahead[R] = tile_compact<R, CompactStream<streaming_of(kStreaming, R)>>;
-        if constexpr (fetches_ahead<R>()) tiles.ahead[R] = tile_compact<R, CompactShare<kStreaming == Streaming::near_requests>>;
-        fill_compact_tiles<kStreaming, R - 1>(tiles);
+        tiles.one[R] = tiles.ahead[R] = tile_compact<R, CompactStream<tuning_of(kTuning, R)>>;
+        if constexpr (fetches_ahead<R>()) tiles.ahead[R] = tile_compact<R, CompactShare<kTuning == Tuning::zen5>>;
+        fill_compact_tiles<kTuning, R - 1>(tiles);
     }
 }
 
-template <Streaming kStreaming> constexpr TileKernels compact_tiles() {
+template <Tuning kTuning> constexpr TileKernels compact_tiles() {
     TileKernels tiles{};
-    fill_compact_tiles<kStreaming, kLinearRows>(tiles);
+    fill_compact_tiles<kTuning, kLinearRows>(tiles);
     return tiles;
 }
 
-constexpr TileKernels kCompactTiles[] = {compact_tiles<Streaming::requests>(), compact_tiles<Streaming::near_requests>(),
-                                         compact_tiles<Streaming::hardware>()};
+constexpr TileKernels kCompactTiles[] = {compact_tiles<Tuning::common>(), compact_tiles<Tuning::zen5>(),
+                                         compact_tiles<Tuning::zen4>()};
 
 void linear_compact(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
 #ifndef OCTAVO_DOT_BF16
     if (row1 - row0 > kLinearRows) return linear_widened<CompactSource>(a, row0, row1, block0, block1, compact_block_bytes(a.k));
 #endif
-    const Streaming streaming = row1 - row0 > kNearRows ? Streaming::requests : a.streaming;
-    multiply_range(kCompactTiles[static_cast<int>(streaming)], a, row0, row1, block0, block1, compact_block_bytes(a.k));
+    const Tuning tuning = row1 - row0 > kNearRows ? Tuning::common : a.tuning;
+    multiply_range(kCompactTiles[static_cast<int>(tuning)], a, row0, row1, block0, block1, compact_block_bytes(a.k));
 }

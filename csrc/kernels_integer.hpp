@@ -3,6 +3,22 @@
 
 constexpr int64_t kGroupsAtOnce = 64;
 
+// Dots that began at these bits are, read as a float, what they are plus kBias: so a product with a scale needs no conversion
+// before it. Exact for dots below 2^22, if products are not rounded before something is added to them.
+constexpr int32_t kBiasBits = 0x4B400000;
+constexpr float kBias = 12582912.0f; // 1.5 * 2^23
+constexpr bool biased(int bits, int levels) { return kFused && levels == 1 && bits != 6; }
+constexpr int32_t bias_of(int bits, int levels) { return biased(bits, levels) ? kBiasBits : 0; }
+
+// Of so many bits and levels, dots times a scale, rounded once; below: of the scale, from scale_below. A zero is positive.
+template <int kBits, int kLevels> inline Vec scale_below(Vec scale) {
+    return biased(kBits, kLevels) ? vmul(scale, vset(-kBias)) : vzero(); // exact: a scale has 11 bits
+}
+template <int kBits, int kLevels> inline __attribute__((always_inline)) Vec dscaled(Dots dots, Vec scale, Vec below) {
+    if constexpr (biased(kBits, kLevels)) return vfma(dbits(dots), scale, below);
+    else return vfma(dfloat(dots), scale, below);
+}
+
 template <bool kBf16> inline void load_group(const void* x, int64_t at, Vec (&to)[kGroup / W]) {
     for (int v = 0; v < kGroup / W; ++v) {
         if constexpr (kBf16) to[v] = vload_bf16(static_cast<const uint16_t*>(x) + at + v * W);
@@ -60,7 +76,7 @@ inline void quantize_groups_at(const QuantizeArgs& a, int64_t at, int64_t groups
         }
         __builtin_memcpy(record + kGroup, &scale[g], sizeof(float));
         const float scaled = scale[g] * static_cast<float>(sums.first + sums.second);
-        const int32_t all = -128 * (sums.first + sums.second), halves[2] = {-32 * sums.first, -32 * sums.second};
+        const int32_t all = -128 * (sums.first + sums.second) + bias_of(8, kLevels), halves[2] = {-32 * sums.first, -32 * sums.second};
         if (a.bits < 6) __builtin_memcpy(record + kGroup + 4, &scaled, sizeof scaled);
         else if (a.bits == 6) __builtin_memcpy(record + kGroup + 4, halves, sizeof halves);
         else __builtin_memcpy(record + kGroup + 4, &all, sizeof all);
@@ -165,7 +181,8 @@ template <int kBits, bool kUnpacked> constexpr int kBitsRead = kUnpacked ? 8 : k
 
 // The exact dots of a group's bytes at x, for R rows `kStride` bytes apart and V vectors of outputs, `w` being those of the first
 // vector. They are added to those that are given.
-template <int R, int V, int kStride> inline __attribute__((always_inline)) void dot_bytes4(Dots (&dots)[R][V], const char* x, const char* w) {
+template <int R, int V, int kStride, bool kUnpacked>
+inline __attribute__((always_inline)) void dot_bytes4(Dots (&dots)[R][V], const char* x, const char* w) {
     constexpr int kLines = 4;
     Fours sums[R][V];
 #pragma GCC unroll 8
@@ -178,9 +195,10 @@ template <int R, int V, int kStride> inline __attribute__((always_inline)) void 
         Bytes low[V], high[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
-            const Bytes raw = dload(w + place_of_column(kLines, v * W) + line * kLine);
-            low[v] = dlow(raw);
-            high[v] = dhigh(raw);
+            const char* at = w + place_of_column(kBitsRead<4, kUnpacked>, v * W) + line * kLine;
+            const Bytes raw = dload(at);
+            low[v] = kUnpacked ? raw : dlow(raw);
+            high[v] = kUnpacked ? dload(at + kLines * kLine) : dhigh(raw);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -317,12 +335,13 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
         return;
     }
     constexpr int kStride = record_bytes(kBits, kLevels);
-    const auto none = [](int) __attribute__((always_inline)) { return dzero(); };
+    constexpr int32_t kStart = bias_of(kBits, kLevels);
+    const auto none = [](int) __attribute__((always_inline)) { return kStart ? dset(kStart) : dzero(); };
     Dots dots[R][V];
     if constexpr (kBits == 4) {
-        dot_levels<4, kLevels>(dots, x, w, none, dot_bytes4<R, V, kStride>);
+        dot_levels<4, kLevels>(dots, x, w, none, dot_bytes4<R, V, kStride, kUnpacked>);
     } else if constexpr (kBits == 8) {
-        const auto all = [=](int r) __attribute__((always_inline)) { return kShifted ? dset(offset_of_all(x + r * kStride)) : dzero(); };
+        const auto all = [=](int r) __attribute__((always_inline)) { return kShifted ? dset(offset_of_all(x + r * kStride)) : dset(kStart); };
         dot_levels<8, kLevels>(dots, x, w, all, dot_bytes8<R, V, kStride>);
     } else {
         dot_levels<5, kLevels>(dots, x, w, none, [](Dots(&to)[R][V], const char* from, const char* with) __attribute__((always_inline)) {
@@ -335,9 +354,10 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
     for (int v = 0; v < V; ++v) {
         const Vec scale = vload_half(scales + v * W * 2);
         const Vec minimum = kMinimums ? vload_half(scales + (kIntegerColumns + v * W) * 2) : vzero();
+        const Vec below = scale_below<kBits, kLevels>(scale);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            acc[r][v] = vfma(vmul(dfloat(dots[r][v]), scale), vset(scale_at(x + r * kStride)), acc[r][v]);
+            acc[r][v] = vfma(dscaled<kBits, kLevels>(dots[r][v], scale, below), vset(scale_at(x + r * kStride)), acc[r][v]);
             if (kMinimums) acc[r][v] = vfma(minimum, vset(scaled_sum_at(x + r * kStride)), acc[r][v]);
         }
     }
@@ -409,14 +429,14 @@ typedef void (*IntegerTile)(const IntegerLinearArgs&, const TilePass&);
 
 struct IntegerTiles {
     IntegerTile of[2][4][kIntegerRows + 1]{}; // [levels less one][index of the bits][rows]
-    IntegerTile unpacked[2][kIntegerRows + 1]{}; // of 6 bits
+    IntegerTile unpacked[2][2][kIntegerRows + 1]{}; // of 4 and 6 bits
     template <int kBits, int R> constexpr void fill() {
         if constexpr (R > 0) {
             of[0][index_of_bits(kBits)][R] = integer_tile<R, kBits, 1, false>;
             of[1][index_of_bits(kBits)][R] = integer_tile<R, kBits, 2, false>;
-            if constexpr (kBits == 6 && R >= kIntegerRows / 2) { // of two tiles or more each has half of them at least
-                unpacked[0][R] = integer_tile<R, kBits, 1, true>;
-                unpacked[1][R] = integer_tile<R, kBits, 2, true>;
+            if constexpr ((kBits == 4 || kBits == 6) && R >= kIntegerRows / 2) { // of two tiles or more each has half of them at least
+                unpacked[0][kBits == 6][R] = integer_tile<R, kBits, 1, true>;
+                unpacked[1][kBits == 6][R] = integer_tile<R, kBits, 2, true>;
             }
             fill<kBits, R - 1>();
         }
@@ -431,8 +451,8 @@ struct IntegerTiles {
 
 constexpr IntegerTiles kIntegerTiles;
 
-// So many tiles, counted for each level of activations, meet weights of 6 bits unpacked; others are unpacked sooner than their bytes
-// are read.
+// So many tiles, counted for each level of activations, meet weights of 6 bits unpacked, and of 4 bits where that takes the same units
+// as products do. Others are unpacked sooner than their bytes are read.
 constexpr int64_t kTilesToUnpack = 3, kChunkOfUnpacked = 24 << 10;
 
 // What all tiles pass before any goes on, at most, in bytes of weights: it and the next one stay in the nearest cache. Many tiles
@@ -440,8 +460,8 @@ constexpr int64_t kTilesToUnpack = 3, kChunkOfUnpacked = 24 << 10;
 constexpr int64_t kFewTiles = 8, kChunkOfFew = 12 << 10, kChunkOfMany = 24 << 10;
 // Bytes, whole groups of them, ahead of a tile that is alone. Hardware keeps up with one row, or two that take more bytes for a product.
 inline int64_t ahead_of(const IntegerLinearArgs& a) {
-    const bool hardware = a.streaming == Streaming::hardware && (a.rows == 1 || (a.rows == 2 && a.bits > 4));
-    const int64_t bytes = hardware ? 1 << 10 : a.streaming == Streaming::near_requests ? 8 << 10 : 6 << 10;
+    const bool hardware = a.tuning == Tuning::zen4 && (a.rows == 1 || (a.rows == 2 && a.bits > 4));
+    const int64_t bytes = hardware ? 1 << 10 : a.tuning == Tuning::zen5 ? 8 << 10 : 6 << 10;
     return round_up(bytes, group_bytes(a.bits));
 }
 constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
@@ -475,15 +495,15 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
     const EvenTiles rows(a.rows, a.tiles);
     const int64_t tiles = tile1 - tile0, row0 = rows.begin(tile0);
     const int64_t bytes = group_bytes(a.bits);
-    const bool unpacked = a.bits == 6 && tiles * a.levels >= kTilesToUnpack;
-    const IntegerTile* kernels = unpacked ? kIntegerTiles.unpacked[a.levels - 1] : kIntegerTiles.of[a.levels - 1][index_of_bits(a.bits)];
+    const bool worth = a.bits == 6 || (a.bits == 4 && a.tuning == Tuning::common), unpacked = worth && tiles * a.levels >= kTilesToUnpack;
+    const IntegerTile* kernels = unpacked ? kIntegerTiles.unpacked[a.levels - 1][a.bits == 6] : kIntegerTiles.of[a.levels - 1][index_of_bits(a.bits)];
     const int64_t largest = unpacked ? kChunkOfUnpacked / kGroupLines : (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / bytes;
     const bool streams = tiles == 1 && passes_of(a.rows) == 1;
     const int64_t chunks = streams ? 1 : (a.groups + largest - 1) / largest;
     TilePass pass{};
     pass.block = block;
     pass.fetch_bytes = (bytes + tiles - 1) / tiles;
-    pass.far = streams && a.streaming != Streaming::near_requests;
+    pass.far = streams && a.tuning != Tuning::zen5;
     pass.lines = lines;
     pass.fetch_after = a.after;
     const char *start = a.weight + block * a.groups * bytes, *end = a.weight + block1 * a.groups * bytes;
@@ -495,7 +515,8 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
         else if (a.after && streams) pass.fetch_end = end;
         const int64_t groups = pass.group1 - pass.group0, later_bytes = later_a_group(groups);
         const char* packed = start + pass.group0 * bytes;
-        for (int64_t g = 0; unpacked && g < groups; ++g) unpack_lines<6>(packed + g * bytes, lines + g * kGroupLines);
+        const auto unpack = a.bits == 6 ? unpack_lines<6> : unpack_lines<4>;
+        for (int64_t g = 0; unpacked && g < groups; ++g) unpack(packed + g * bytes, lines + g * kGroupLines);
         for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += groups * pass.fetch_bytes) {
             pass.row = rows.begin(tile);
             pass.sums = sums + (pass.row - row0) * kIntegerColumns;

@@ -86,6 +86,8 @@ inline __attribute__((always_inline)) void scale_tile(Vec (&acc)[R][kTileRows / 
     for (int v = 0; v < kTileRows / W; ++v) {
         const Vec scale = vload_half(scales + v * W * 2);
         const Vec second = kBits < 8 ? vload_half(scales + (kIntegerColumns + v * W) * 2) : vzero();
+        constexpr bool kOffset = kBits == 8 && kLevels == 1; // is biased
+        const Vec below = kOffset ? scale_below<kBits, kLevels>(scale) : vzero();
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const char* record = x + r * record_bytes(kBits, kLevels);
@@ -97,11 +99,13 @@ inline __attribute__((always_inline)) void scale_tile(Vec (&acc)[R][kTileRows / 
                     __builtin_memcpy(&low, from + kGroup / inputs_of_dot(kBits) * kTileDots, sizeof low);
                     found = dadd(dtimes255(found), low);
                 }
-                if (kBits == 6) return dfloat(dadd(found, dset(offset_of_half(record, half))));
-                return dfloat(kBits == 8 ? dadd(found, dset(offset_of_all(record))) : found);
+                if (kBits == 6) return dadd(found, dset(offset_of_half(record, half)));
+                return kBits == 8 ? dadd(found, dset(offset_of_all(record))) : found;
             };
-            Vec products = vmul(exact(0), scale);
-            if (kBits == 6) products = vfma(exact(1), second, products);
+            Vec products;
+            if (kBits == 6) products = vfma(dfloat(exact(1)), second, vmul(dfloat(exact(0)), scale));
+            else if (kOffset) products = dscaled<kBits, kLevels>(exact(0), scale, below);
+            else products = vfma(dfloat(exact(0)), scale, below);
             acc[r][v] = vfma(products, vset(scale_at(record)), acc[r][v]);
             if (kMinimums) acc[r][v] = vfma(second, vset(scaled_sum_at(record)), acc[r][v]);
         }

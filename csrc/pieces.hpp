@@ -5,11 +5,12 @@
 
 namespace octavo {
 
-// How a processor gets a stream of weights from memory soonest, where few rows meet them; see docs/decisions/0042.
-enum class Streaming : uint8_t {
-    requests,     // asked for far ahead, into the second-level cache: the first has room for fewer lines under way than memory needs
-    near_requests, // far ahead into the first level: requests into the second one are slower than the last level gives lines
-    hardware,     // which runs ahead of what is read, fast enough for a row or two: far requests would get in its way
+// What kernels are tuned for, beside the instruction set; results are the same. Above all: how a stream of weights comes from
+// memory soonest where few rows meet them; see docs/decisions/0042.
+enum class Tuning : uint8_t {
+    common, // asked for far ahead, into the second-level cache: the first has room for fewer lines under way than memory needs
+    zen5,   // far ahead into the first level: requests into the second one are slower than the last level gives lines
+    zen4,   // and Zen 3: hardware runs ahead of what is read fast enough for a row or two, and far requests would get in its way
 };
 
 // Memory that ops to come will read, in pieces of `bytes`. Products take the next piece as they go and bring it into the caches:

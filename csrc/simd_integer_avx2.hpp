@@ -4,6 +4,7 @@
 using Dots = __m256i;
 using Bytes = __m256i;
 constexpr int kIntegerRows = 6;
+constexpr bool kFused = true; // vfma rounds once
 // Vectors of outputs that a tile of so many rows takes at once.
 constexpr int vecs_of(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
@@ -25,6 +26,7 @@ inline Bytes dkeep(Bytes b, char bits) { return _mm256_and_si256(b, _mm256_set1_
 // Bits moved to the left, or if negative to the right; out of their bytes, too.
 inline Bytes dmove(Bytes b, int left) { return left < 0 ? _mm256_srli_epi16(b, -left) : left ? _mm256_slli_epi16(b, left) : b; }
 inline Vec dfloat(Dots d) { return _mm256_cvtepi32_ps(d); }
+inline Vec dbits(Dots d) { return _mm256_castsi256_ps(d); } // the same bits
 inline Vec vload_half(const char* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline void vstore_half(char* p, Vec v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -4,6 +4,7 @@
 using Dots = __m512i;
 using Bytes = __m512i;
 constexpr int kIntegerRows = 6;
+constexpr bool kFused = true; // vfma rounds once
 // Vectors of outputs that a tile of so many rows takes at once.
 constexpr int vecs_of(int64_t) { return 2; }
 
@@ -25,6 +26,7 @@ inline Bytes dkeep(Bytes b, char bits) { return _mm512_and_si512(b, _mm512_set1_
 // Bits moved to the left, or if negative to the right; out of their bytes, too.
 inline Bytes dmove(Bytes b, int left) { return left < 0 ? _mm512_srli_epi16(b, -left) : left ? _mm512_slli_epi16(b, left) : b; }
 inline Vec dfloat(Dots d) { return _mm512_cvtepi32_ps(d); }
+inline Vec dbits(Dots d) { return _mm512_castsi512_ps(d); } // the same bits
 inline Vec vload_half(const char* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline void vstore_half(char* p, Vec v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

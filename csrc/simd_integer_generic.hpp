@@ -5,6 +5,7 @@ typedef int16_t ShortVec __attribute__((vector_size(16)));
 using Dots = IntVec;
 using Bytes = WordVec;
 constexpr int kIntegerRows = 4;
+constexpr bool kFused = false; // vfma rounds once
 // Vectors of outputs that a tile of so many rows takes at once.
 constexpr int vecs_of(int64_t) { return 1; }
 
@@ -24,6 +25,7 @@ inline Bytes dkeep(Bytes b, uint8_t bits) { return b & 0x01010101u * bits; }
 // Bits moved to the left, or if negative to the right; out of their bytes, too.
 inline Bytes dmove(Bytes b, int left) { return left < 0 ? b >> -left : b << left; }
 inline Vec dfloat(Dots d) { return __builtin_convertvector(d, Vec); }
+inline Vec dbits(Dots d) { return reinterpret_cast<Vec>(d); } // the same bits
 inline Vec vload_half(const char* p) {
     return Vec{half_to_float(p), half_to_float(p + 2), half_to_float(p + 4), half_to_float(p + 6)};
 }

@@ -11,8 +11,8 @@ import numpy as np
 def cpu_features() -> dict[str, tuple[bool, str]]:
     """Instruction set -> (usable here, why not), from the least to the most capable."""
 
-def streamings() -> list[str]:
-    """The ways to ask for weights, keys and values before they are read."""
+def tunings() -> list[str]:
+    """The processors that kernels can be tuned for."""
 
 def integer_kernels(isa: str) -> list[str]:
     """Kernels for integer weights that run beside an instruction set here, from the least to the most capable."""
@@ -148,10 +148,10 @@ class Device:
         bfloat16: np.dtype[np.generic],
         integer_kernels: str = "auto",
         activation_bits: int = 8,
-        streaming: str = "auto",
+        tuning: str = "auto",
     ) -> None:
         """``cores``: one for each thread to be pinned to, or empty. ``activation_bits``: 8 or 16, of products with integers.
-        ``streaming``: "auto" or one of ``streamings()``."""
+        ``tuning``: "auto" or one of ``tunings()``."""
 
     @property
     def isa(self) -> str: ...

@@ -51,12 +51,12 @@ class CpuBackend:
             as "amx" would, slowly, on any machine.
         integer_kernels: "auto", or one of ``_native.integer_kernels(isa)``; all of an instruction set give the same bits.
         activation_bits: of activations in products with integer weights, 8 or 16.
-        streaming: "auto", or one of ``_native.streamings()``: how memory is asked for before it is read; same bits.
+        tuning: "auto", or one of ``_native.tunings()``: the processor that kernels are to suit; same bits.
         num_threads: None: one for each core that affinity and control group allow.
 
     Raises:
         ValueError: an unknown dtype or number of bits, an instruction set that this machine cannot run, no
-            threads, or an unknown way to ask for memory.
+            threads, or an unknown tuning.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CpuBackend:
         num_threads: int | None = None,
         integer_kernels: str = "auto",
         activation_bits: int = 8,
-        streaming: str = "auto",
+        tuning: str = "auto",
     ) -> None:
         from octavo import _native
 
@@ -82,7 +82,7 @@ class CpuBackend:
             bfloat16=np.dtype(ml_dtypes.bfloat16),
             integer_kernels=integer_kernels,
             activation_bits=activation_bits,
-            streaming=streaming,
+            tuning=tuning,
         )
         self.compute_dtype = compute_dtype
         self.isa: str = self._device.isa

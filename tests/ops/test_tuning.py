@@ -1,4 +1,4 @@
-"""How memory is asked for before it is read is a matter of time only."""
+"""Which processor kernels are tuned for is a matter of time only."""
 
 from functools import cache
 
@@ -10,13 +10,13 @@ from octavo.backends.cpu.backend import CpuBackend
 from tests.ops.devices import BF16, ISAS, normal, same_bits
 from tests.ops.test_recorded import KINDS, Tiny, results_of
 
-WAYS = _native.streamings()
+TUNINGS = _native.tunings()
 ROWS = (1, 2, 3, 8, 9, 16, 32, 33, 70)
 
 
 @cache
-def asking(isa: str, way: str) -> CpuBackend:
-    return CpuBackend(isa=isa, streaming=way, num_threads=2)
+def tuned(isa: str, tuning: str) -> CpuBackend:
+    return CpuBackend(isa=isa, tuning=tuning, num_threads=2)
 
 
 @pytest.mark.parametrize("kind", ["dense", "int8", "int4"])
@@ -24,23 +24,23 @@ def asking(isa: str, way: str) -> CpuBackend:
 def test_products_have_the_same_bits(isa: str, kind: str) -> None:
     matrix, inputs = normal(1, 320, 576).astype(BF16).astype(np.float32), normal(2, max(ROWS), 576).astype(BF16)
 
-    def products(way: str) -> list[np.ndarray]:
-        backend = asking(isa, way)
+    def products(tuning: str) -> list[np.ndarray]:
+        backend = tuned(isa, tuning)
         weight = backend.weight(KINDS[kind](matrix))
         return [backend.to_host(backend.ops.linear(inputs[:rows].copy(), weight)) for rows in ROWS]
 
-    first, *others = [products(way) for way in WAYS]
+    first, *others = [products(tuning) for tuning in TUNINGS]
     for other in others:
         assert all(same_bits(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_steps_have_the_same_bits(isa: str) -> None:
-    first, *others = [results_of(Tiny(asking(isa, way), "dense").forward) for way in WAYS]
+    first, *others = [results_of(Tiny(tuned(isa, tuning), "dense").forward) for tuning in TUNINGS]
     for other in others:
         assert all(same_bits(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_a_way_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="known are auto, requests, near_requests, hardware"):
-        CpuBackend(streaming="telepathy")
+def test_a_tuning_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="known are auto, common, zen5, zen4"):
+        CpuBackend(tuning="zen9")
