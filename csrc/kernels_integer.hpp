@@ -179,6 +179,27 @@ template <int kBits> void unpack_lines(const char* w, char* lines) {
 // Bits of a weight as a tile reads it.
 template <int kBits, bool kUnpacked> constexpr int kBitsRead = kUnpacked ? 8 : kBits;
 
+// A whole group unpacked: its lines, then as floats its scales, what else there is for each output, and scale_below of the scales.
+constexpr int kPerOutput = 3;
+constexpr int64_t kGroupUnpacked = kGroupLines + kPerOutput * kIntegerColumns * 4;
+
+template <bool kUnpacked> inline __attribute__((always_inline)) Vec load_scale(const char* scales, int64_t at) {
+    if constexpr (kUnpacked) return vload(reinterpret_cast<const float*>(scales) + at);
+    else return vload_half(scales + at * 2);
+}
+
+template <int kBits> void unpack_group(const char* w, char* to) {
+    unpack_lines<kBits>(w, to);
+    const char* scales = w + scale_of_column(kBits, 0);
+    float* floats = reinterpret_cast<float*>(to + kGroupLines);
+    for (int column = 0; column < kIntegerColumns; column += W) {
+        const Vec scale = vload_half(scales + column * 2);
+        vstore(floats + column, scale);
+        vstore(floats + kIntegerColumns + column, vload_half(scales + (kIntegerColumns + column) * 2));
+        vstore(floats + 2 * kIntegerColumns + column, scale_below<kBits, 1>(scale));
+    }
+}
+
 // The exact dots of a group's bytes at x, for R rows `kStride` bytes apart and V vectors of outputs, `w` being those of the first
 // vector. They are added to those that are given.
 template <int R, int V, int kStride, bool kUnpacked>
@@ -293,21 +314,20 @@ inline __attribute__((always_inline)) void accumulate_group6(Vec (&acc)[R][V], i
     Dots dots[R][N];
     Vec products[R][N];
     w += place_of_column(kBitsRead<6, kUnpacked>, first * W);
-    scales += first * W * 2;
     const auto offset = [&](int half) {
         return [=](int r) __attribute__((always_inline)) { return dset(offset_of_half(x + r * kStride, half)); };
     };
     dot_levels<6, kLevels>(dots, x, w, offset(0), dot_half<R, N, kStride, 6, 0, kUnpacked>);
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) {
-        const Vec scale = vload_half(scales + v * W * 2);
+        const Vec scale = load_scale<kUnpacked>(scales, (first + v) * W);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) products[r][v] = vmul(dfloat(dots[r][v]), scale);
     }
     dot_levels<6, kLevels>(dots, x, w, offset(1), dot_half<R, N, kStride, 6, 1, kUnpacked>);
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) {
-        const Vec scale = vload_half(scales + (kIntegerColumns + v * W) * 2);
+        const Vec scale = load_scale<kUnpacked>(scales, kIntegerColumns + (first + v) * W);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             products[r][v] = vfma(dfloat(dots[r][v]), scale, products[r][v]);
@@ -352,9 +372,10 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
     constexpr bool kMinimums = kBits != 8;
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
-        const Vec scale = vload_half(scales + v * W * 2);
-        const Vec minimum = kMinimums ? vload_half(scales + (kIntegerColumns + v * W) * 2) : vzero();
-        const Vec below = scale_below<kBits, kLevels>(scale);
+        const Vec scale = load_scale<kUnpacked>(scales, v * W);
+        const Vec minimum = kMinimums ? load_scale<kUnpacked>(scales, kIntegerColumns + v * W) : vzero();
+        const Vec below = kUnpacked && biased(kBits, kLevels) ? load_scale<kUnpacked>(scales, 2 * kIntegerColumns + v * W)
+                                                             : scale_below<kBits, kLevels>(scale);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             acc[r][v] = vfma(dscaled<kBits, kLevels>(dots[r][v], scale, below), vset(scale_at(x + r * kStride)), acc[r][v]);
@@ -390,7 +411,8 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
     for (int column = 0; column < kIntegerColumns; column += V * W) {
         const char* x = a.x + pass.row * a.groups * (kStep / R) + pass.group0 * kStep;
         const char* w = a.weight + (pass.block * a.groups + pass.group0) * kBytes;
-        const int64_t at = place_of_column(kBitsRead<kBits, kUnpacked>, column), scales = scale_of_column(kBits, column);
+        const int64_t at = place_of_column(kBitsRead<kBits, kUnpacked>, column);
+        const int64_t scales = kUnpacked ? kGroupLines + column * 4 : scale_of_column(kBits, column);
         const char* lines = pass.lines;
         float* sums = pass.sums + column;
         Vec acc[R][V];
@@ -408,8 +430,9 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
                 for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
             }
             for (later_end += later_bytes; later < later_end; later += kLine) __builtin_prefetch(later, 0, 2);
-            accumulate_group<R, V, kBits, kLevels, kUnpacked>(acc, x, (kUnpacked ? lines : w) + at, w + scales);
-            if (kUnpacked) lines += kGroupLines;
+            const char* group = kUnpacked ? lines : w;
+            accumulate_group<R, V, kBits, kLevels, kUnpacked>(acc, x, group + at, group + scales);
+            if (kUnpacked) lines += kGroupUnpacked;
         }
         if (last) {
             int64_t columns[V];
@@ -451,9 +474,9 @@ struct IntegerTiles {
 
 constexpr IntegerTiles kIntegerTiles;
 
-// So many tiles, counted for each level of activations, meet weights of 6 bits unpacked, and of 4 bits where that takes the same units
-// as products do. Others are unpacked sooner than their bytes are read.
-constexpr int64_t kTilesToUnpack = 3, kChunkOfUnpacked = 24 << 10;
+// So many tiles meet weights of 6 bits unpacked, each counted for every level of activations, and of 4 bits where unpacking takes the
+// units that products take. Others are unpacked sooner than their bytes are read.
+constexpr int64_t kTilesToUnpack = 3, kChunkOfUnpacked = 25 << 10;
 
 // What all tiles pass before any goes on, at most, in bytes of weights: it and the next one stay in the nearest cache. Many tiles
 // pass a larger one, because going on to the next tile costs more than coming back to the weights.
@@ -495,9 +518,10 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
     const EvenTiles rows(a.rows, a.tiles);
     const int64_t tiles = tile1 - tile0, row0 = rows.begin(tile0);
     const int64_t bytes = group_bytes(a.bits);
-    const bool worth = a.bits == 6 || (a.bits == 4 && a.tuning == Tuning::common), unpacked = worth && tiles * a.levels >= kTilesToUnpack;
+    const bool four = a.bits == 4 && a.tuning == Tuning::common && tiles >= kTilesToUnpack;
+    const bool unpacked = four || (a.bits == 6 && tiles * a.levels >= kTilesToUnpack);
     const IntegerTile* kernels = unpacked ? kIntegerTiles.unpacked[a.levels - 1][a.bits == 6] : kIntegerTiles.of[a.levels - 1][index_of_bits(a.bits)];
-    const int64_t largest = unpacked ? kChunkOfUnpacked / kGroupLines : (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / bytes;
+    const int64_t largest = unpacked ? kChunkOfUnpacked / kGroupUnpacked : (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / bytes;
     const bool streams = tiles == 1 && passes_of(a.rows) == 1;
     const int64_t chunks = streams ? 1 : (a.groups + largest - 1) / largest;
     TilePass pass{};
@@ -515,8 +539,8 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
         else if (a.after && streams) pass.fetch_end = end;
         const int64_t groups = pass.group1 - pass.group0, later_bytes = later_a_group(groups);
         const char* packed = start + pass.group0 * bytes;
-        const auto unpack = a.bits == 6 ? unpack_lines<6> : unpack_lines<4>;
-        for (int64_t g = 0; unpacked && g < groups; ++g) unpack(packed + g * bytes, lines + g * kGroupLines);
+        const auto unpack = a.bits == 6 ? unpack_group<6> : unpack_group<4>;
+        for (int64_t g = 0; unpacked && g < groups; ++g) unpack(packed + g * bytes, lines + g * kGroupUnpacked);
         for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += groups * pass.fetch_bytes) {
             pass.row = rows.begin(tile);
             pass.sums = sums + (pass.row - row0) * kIntegerColumns;
