@@ -1,5 +1,6 @@
-// Products of many rows with bf16 weights where no instruction multiplies bf16. Weights are widened to fp32 once, a part of a block
-// at a time, and all rows meet them in a cache. Included inside the instruction set's own namespace, after kernels_linear.hpp.
+// Products of many rows with bf16 weights where no instruction multiplies bf16. The first tile of rows widens a block's weights to
+// fp32 on their way into its own products and leaves them in a cache, where the other tiles find them. Included inside the
+// instruction set's own namespace, after kernels_linear.hpp.
 //
 // The results are those of tiles that widen weights for themselves, bit for bit: the same numbers meet in the same order.
 
@@ -23,7 +24,7 @@ struct PlainSource {
                column / 16 * kTileElements + column % 16 * 2),
           end(part.begin + (part.end - part.begin) / 2 * 2) {}
 
-    // From k on, kInputs at a time, inputs below the result can be taken; then others.
+    // From k on, kInputs at a time, inputs below the result can be taken; those after them are widened, and then some can be taken again.
     int64_t stop(int64_t) const { return end; }
     inline __attribute__((always_inline)) void take(int, Vec (&pairs)[kLinearVecs]) {
         for (int v = 0; v < kLinearVecs; v += kLineVecs) __builtin_prefetch(vector(v) + kNear);
@@ -53,7 +54,7 @@ inline __attribute__((always_inline)) void multiply_input(Vec (&acc)[R][V], cons
     }
 }
 
-// Inputs [k, k + 2) or the last one, widened before.
+// Of weights widened before: `count` inputs, two at most.
 template <int R, int V>
 inline __attribute__((always_inline)) void multiply_widened(Vec (&acc)[R][V], RowBases<R>& x, const float* weights, int64_t count) {
     const auto one = [&](int i) __attribute__((always_inline)) {
@@ -68,6 +69,64 @@ inline __attribute__((always_inline)) void multiply_widened(Vec (&acc)[R][V], Ro
     x.advance(2);
 }
 
+// A part whose weights a tile before has left.
+template <int R, int V>
+inline __attribute__((always_inline)) void multiply_part(Vec (&acc)[R][V], RowBases<R>& x, const WidenedPart& part, int column,
+                                                         PanelAhead& ahead) {
+    const float* weights = part.weights + column;
+    int64_t k = part.begin;
+    for (; k + 2 <= part.end; k += 2, weights += 2 * kColumnBlock) {
+        ahead.fetch();
+        multiply_widened(acc, x, weights, 2);
+    }
+    if (k < part.end) multiply_widened(acc, x, weights, 1);
+}
+
+// What a source can give at once, left at `weights`.
+template <class Source, int R, int V>
+inline __attribute__((always_inline)) void multiply_and_leave(Vec (&acc)[R][V], const RowBases<R>& x, Source& source, float* weights,
+                                                              PanelAhead& ahead) {
+#pragma GCC unroll 4
+    for (int pair = 0; pair < Source::kInputs / 2; ++pair) {
+        Vec pairs[V];
+        source.take(pair, pairs);
+        ahead.fetch();
+#pragma GCC unroll 2
+        for (int i = 2 * pair; i < 2 * pair + 2; ++i) {
+            Vec own[V];
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) {
+                own[v] = i % 2 ? vsecond(pairs[v]) : vfirst(pairs[v]);
+                vstore(weights + i * kColumnBlock + v * W, own[v]);
+            }
+            multiply_input(acc, x, i, own);
+        }
+    }
+}
+
+// A part whose weights this tile leaves for others.
+template <class Source, int R, int V>
+inline __attribute__((always_inline)) void widen_part(Vec (&acc)[R][V], RowBases<R>& x, const LinearArgs& a, const WidenedPart& part,
+                                                      int column, PanelAhead& ahead) {
+    constexpr int kInputs = Source::kInputs;
+    Source source(a, part, column);
+    float* weights = part.weights + column;
+    for (int64_t k = part.begin; k < part.end; source.next(k)) {
+        for (const int64_t stop = source.stop(k); k < stop; weights += kInputs * kColumnBlock) {
+            x.hide_strides();
+            multiply_and_leave(acc, x, source, weights, ahead);
+            k += kInputs;
+            source.next(k);
+            x.advance(kInputs);
+        }
+        const int64_t count = min64(kInputs, part.end - k);
+        if (count == 0) break;
+        source.widen(part, k, count, column);
+        for (int64_t i = 0; i < count; i += 2, weights += 2 * kColumnBlock) multiply_widened(acc, x, weights, count - i);
+        k += count;
+    }
+}
+
 // R rows. Source: where weights come from, for the first tile that meets them; void for the others.
 template <int R, class Source>
 __attribute__((noinline)) void tile_widened(const LinearArgs& a, const WidenedPart& part, int64_t row, const char* at, const char* other,
@@ -75,7 +134,7 @@ __attribute__((noinline)) void tile_widened(const LinearArgs& a, const WidenedPa
     constexpr int V = kLinearVecs;
     PanelAhead ahead{at, other, step};
     for (int column = 0; column < kColumnBlock; column += V * W) {
-        float *weights = part.weights + column, *sums = part.sums + (row - part.row0) * kColumnBlock + column;
+        float* sums = part.sums + (row - part.row0) * kColumnBlock + column;
         Vec acc[R][V];
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
@@ -83,47 +142,8 @@ __attribute__((noinline)) void tile_widened(const LinearArgs& a, const WidenedPa
             for (int v = 0; v < V; ++v) acc[r][v] = part.begin ? vload(sums + r * kColumnBlock + v * W) : vzero();
         }
         RowBases<R> x(static_cast<const Input*>(a.x) + row * a.x_stride + part.begin, a.x_stride);
-        if constexpr (__is_same(Source, void)) {
-            int64_t k = part.begin;
-            for (; k + 2 <= part.end; k += 2, weights += 2 * kColumnBlock) {
-                ahead.fetch();
-                multiply_widened(acc, x, weights, 2);
-            }
-            if (k < part.end) multiply_widened(acc, x, weights, 1);
-        } else {
-            constexpr int kInputs = Source::kInputs;
-            Source source(a, part, column);
-            for (int64_t k = part.begin; k < part.end;) {
-                for (const int64_t stop = source.stop(k); k < stop; weights += kInputs * kColumnBlock) {
-                    x.hide_strides();
-#pragma GCC unroll 4
-                    for (int pair = 0; pair < kInputs / 2; ++pair) {
-                        Vec pairs[V];
-                        source.take(pair, pairs);
-                        ahead.fetch();
-#pragma GCC unroll 2
-                        for (int i = 2 * pair; i < 2 * pair + 2; ++i) {
-                            Vec own[V];
-#pragma GCC unroll 8
-                            for (int v = 0; v < V; ++v) {
-                                own[v] = i % 2 ? vsecond(pairs[v]) : vfirst(pairs[v]);
-                                vstore(weights + i * kColumnBlock + v * W, own[v]);
-                            }
-                            multiply_input(acc, x, i, own);
-                        }
-                    }
-                    k += kInputs;
-                    source.next(k);
-                    x.advance(kInputs);
-                }
-                if (k == part.end) break;
-                const int64_t count = min64(kInputs, part.end - k);
-                source.widen(part, k, count, column);
-                for (int64_t i = 0; i < count; i += 2, weights += 2 * kColumnBlock) multiply_widened(acc, x, weights, count - i);
-                k += count;
-                source.next(k);
-            }
-        }
+        if constexpr (__is_same(Source, void)) multiply_part(acc, x, part, column, ahead);
+        else widen_part<Source>(acc, x, a, part, column, ahead);
         if (part.end == a.k) {
             int64_t columns[V];
             for (int v = 0; v < V; ++v) columns[v] = part.block * kColumnBlock + column + v * W;
