@@ -59,8 +59,8 @@ inline __attribute__((always_inline)) void multiply_pair(Vec (&acc)[R][2], const
 #else
 template <int R> // one input after the other: the weights of both would not leave registers enough for the sums
 inline __attribute__((always_inline)) void multiply_pair(Vec (&acc)[R][2], const RowBases<R>& rows, int64_t k, const Vec (&weights)[2]) {
-    multiply_input(acc, rows, k, {vfirst(weights[0]), vfirst(weights[1])});
-    multiply_input(acc, rows, k + 1, {vsecond(weights[0]), vsecond(weights[1])});
+    multiply_input(acc, rows.input(k), {vfirst(weights[0]), vfirst(weights[1])});
+    multiply_input(acc, rows.input(k + 1), {vsecond(weights[0]), vsecond(weights[1])});
 }
 #endif
 

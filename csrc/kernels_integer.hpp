@@ -356,12 +356,12 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
     }
     constexpr int kStride = record_bytes(kBits, kLevels);
     constexpr int32_t kStart = bias_of(kBits, kLevels);
-    const auto none = [](int) __attribute__((always_inline)) { return kStart ? dset(kStart) : dzero(); };
+    const auto none = [](int) __attribute__((always_inline)) { return dset(kStart); };
     Dots dots[R][V];
     if constexpr (kBits == 4) {
         dot_levels<4, kLevels>(dots, x, w, none, dot_bytes4<R, V, kStride, kUnpacked>);
     } else if constexpr (kBits == 8) {
-        const auto all = [=](int r) __attribute__((always_inline)) { return kShifted ? dset(offset_of_all(x + r * kStride)) : dset(kStart); };
+        const auto all = [=](int r) __attribute__((always_inline)) { return dset(kShifted ? offset_of_all(x + r * kStride) : kStart); };
         dot_levels<8, kLevels>(dots, x, w, all, dot_bytes8<R, V, kStride>);
     } else {
         dot_levels<5, kLevels>(dots, x, w, none, [](Dots(&to)[R][V], const char* from, const char* with) __attribute__((always_inline)) {

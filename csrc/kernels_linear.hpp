@@ -120,6 +120,9 @@ template <int R> struct RowBases {
         const int64_t from_base = r % 5 == 3 ? three : r % 5 * stride;
         return reinterpret_cast<const Input*>(at[r / 5] + from_base);
     }
+    inline __attribute__((always_inline)) auto input(int64_t k) const {
+        return [this, k](int r) __attribute__((always_inline)) { return row(r)[k]; };
+    }
     inline __attribute__((always_inline)) void advance(int64_t inputs) {
         for (const char*& base : at) base += inputs * static_cast<int64_t>(sizeof(Input));
     }
@@ -139,8 +142,24 @@ struct PanelAhead {
         at = other;
         other = next;
     }
+    // What so many fetches would have left; an even number.
+    inline void skip(int64_t fetches) {
+        at += fetches / 2 * step;
+        other += fetches / 2 * step;
+    }
 };
 constexpr PanelAhead kNothingAhead{nullptr, nullptr, 0};
+
+// acc[r][v] += the input x(r) of each row times the weights of all columns.
+template <int R, int V, class X>
+inline __attribute__((always_inline)) void multiply_input(Vec (&acc)[R][V], const X& x, const Vec (&weights)[V]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        const Vec input = vset(x(r));
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) acc[r][v] = vfma(input, weights[v], acc[r][v]);
+    }
+}
 
 // acc[r][v] += the pair of inputs at k of each row times the pair row at w.
 template <int R, int V>
@@ -157,15 +176,9 @@ inline __attribute__((always_inline)) void accumulate_pair(Vec (&acc)[R][V], con
     // One input after the other: the weights of both would not leave registers enough for the sums.
     Vec weights[V];
     for (int v = 0; v < V; ++v) weights[v] = vfirst(w[v] + at);
-    for (int r = 0; r < R; ++r) {
-        const Vec even = vset(x[r][k]);
-        for (int v = 0; v < V; ++v) acc[r][v] = vfma(even, weights[v], acc[r][v]);
-    }
+    multiply_input(acc, [&](int r) __attribute__((always_inline)) { return x[r][k]; }, weights);
     for (int v = 0; v < V; ++v) weights[v] = vsecond(w[v] + at);
-    for (int r = 0; r < R; ++r) {
-        const Vec odd = vset(x[r][k + 1]);
-        for (int v = 0; v < V; ++v) acc[r][v] = vfma(odd, weights[v], acc[r][v]);
-    }
+    multiply_input(acc, [&](int r) __attribute__((always_inline)) { return x[r][k + 1]; }, weights);
 #endif
 }
 
@@ -249,10 +262,7 @@ __attribute__((noinline)) void tile_f32(const LinearArgs& a, int64_t row, int64_
         for (int64_t k = 0; k < a.k; ++k, w += kColumnBlock) {
             Vec weights[V];
             for (int v = 0; v < V; ++v) weights[v] = vload(w + v / kLinearVecs * block_elements + v % kLinearVecs * W);
-            for (int r = 0; r < R; ++r) {
-                Vec input = vset(x[r][k]);
-                for (int v = 0; v < V; ++v) acc[r][v] = vfma(input, weights[v], acc[r][v]);
-            }
+            multiply_input(acc, [&](int r) __attribute__((always_inline)) { return x[r][k]; }, weights);
         }
         int64_t columns[V];
         for (int v = 0; v < V; ++v) columns[v] = (block + v / kLinearVecs) * kColumnBlock + column + v % kLinearVecs * W;
@@ -367,18 +377,11 @@ inline void multiply_range(const TileKernels& tiles, const LinearArgs& a, int64_
     if (a.past_caches) vstream_end();
 }
 
-#ifndef OCTAVO_DOT_BF16
-struct PlainSource;
-template <class Source>
-void linear_widened(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1, int64_t block_bytes);
-#endif
-
+#ifdef OCTAVO_DOT_BF16
 void linear_bf16(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
-#ifndef OCTAVO_DOT_BF16
-    if (row1 - row0 > kLinearRows) return linear_widened<PlainSource>(a, row0, row1, block0, block1, bf16_block_elements(a.k) * 2);
-#endif
     multiply_range(kTiles.bf16, a, row0, row1, block0, block1, bf16_block_elements(a.k) * 2);
 }
+#endif
 
 void linear_f32(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
     multiply_range(kTiles.f32, a, row0, row1, block0, block1, a.k * kColumnBlock * 4);

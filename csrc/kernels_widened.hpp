@@ -43,17 +43,6 @@ private:
     }
 };
 
-// acc += the input at k of each row times the weights of all columns.
-template <int R, int V>
-inline __attribute__((always_inline)) void multiply_input(Vec (&acc)[R][V], const RowBases<R>& rows, int64_t k, const Vec (&weights)[V]) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-        const Vec x = vset(rows.row(r)[k]);
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, weights[v], acc[r][v]);
-    }
-}
-
 // Of weights widened before: `count` inputs, two at most.
 template <int R, int V>
 inline __attribute__((always_inline)) void multiply_widened(Vec (&acc)[R][V], RowBases<R>& x, const float* weights, int64_t count) {
@@ -61,7 +50,7 @@ inline __attribute__((always_inline)) void multiply_widened(Vec (&acc)[R][V], Ro
         Vec own[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) own[v] = vload(weights + i * kColumnBlock + v * W);
-        multiply_input(acc, x, i, own);
+        multiply_input(acc, x.input(i), own);
     };
     x.hide_strides();
     one(0);
@@ -99,7 +88,7 @@ inline __attribute__((always_inline)) void multiply_and_leave(Vec (&acc)[R][V], 
                 own[v] = i % 2 ? vsecond(pairs[v]) : vfirst(pairs[v]);
                 vstore(weights + i * kColumnBlock + v * W, own[v]);
             }
-            multiply_input(acc, x, i, own);
+            multiply_input(acc, x.input(i), own);
         }
     }
 }
@@ -199,12 +188,16 @@ void linear_widened(const LinearArgs& a, int64_t row0, int64_t row1, int64_t blo
                     PanelAhead& mine = ahead[t];
                     const WidenedTile* tiles = t == 0 ? kWidenedTiles<Source>.of : kWidenedTiles<void>.of;
                     tiles[rows.rows(t)](a, part, row + rows.begin(t), mine.at, mine.other, mine.step);
-                    const int64_t fetched = (part.end - part.begin) / 4 * (kColumnBlock / (W * kLinearVecs)) * mine.step;
-                    mine.at += fetched;
-                    mine.other += fetched;
+                    mine.skip((part.end - part.begin) / 2 * (kColumnBlock / (W * kLinearVecs)));
                 }
             } while (part.end < a.k);
         }
     }
     if (a.past_caches) vstream_end();
+}
+
+void linear_bf16(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
+    const int64_t block_bytes = bf16_block_elements(a.k) * 2;
+    if (row1 - row0 > kLinearRows) return linear_widened<PlainSource>(a, row0, row1, block0, block1, block_bytes);
+    multiply_range(kTiles.bf16, a, row0, row1, block0, block1, block_bytes);
 }
