@@ -181,7 +181,7 @@ const IntegerKernels& Device::quantize_rows(IntegerProduct& product, int64_t row
     QuantizeArgs& quantize = product.quantize;
     product.args.x = quantize.out = records;
     quantize.rows = product.args.rows = rows;
-    quantize.tiles = product.args.tiles = alone ? rows : divide_up(rows, kernels.rows_of_tile);
+    quantize.tiles = product.args.tiles = alone ? rows : kernels.tiles(rows, quantize.bits, quantize.levels);
     over_rows(quantize.tiles, 2 * rows * quantize.groups * kGroup, [&](int64_t t0, int64_t t1) { kernels.quantize(quantize, t0, t1); });
     return kernels;
 }

@@ -101,10 +101,10 @@ enum class QuantizeProblem { none, not_finite, too_large };
 
 struct IntegerKernels {
     const char* name;
-    int rows_of_tile; // at most; rows are cut into as few tiles as that allows, as equal as possible
     // Null, or the kernels that are to be used instead, with the same bits, for fewer than kManyRows rows.
     const IntegerKernels* (*few)();
 
+    int64_t (*tiles)(int64_t rows, int bits, int levels); // that so many rows are cut into, as equal as possible
     void (*linear)(const IntegerLinearArgs&, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1);
     void (*quantize)(const QuantizeArgs&, int64_t tile0, int64_t tile1);
     // Of quantized rows of one level: their lengths, and those of what quantizing has changed; no less than they are.

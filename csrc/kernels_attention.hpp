@@ -197,14 +197,18 @@ template <int G, class T, class F, int R, int V, class A>
 inline __attribute__((always_inline)) void score_panel(const F* q, int64_t ldq, const T* const* keys, int64_t dim,
                                                        float* scores, A& ahead) {
     Vec acc[R][V];
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
         for (int v = 0; v < V; ++v) acc[r][v] = vzero();
     }
     for (int64_t i = 0; i < dim; i += 2) {
         fetch<lines_of<V>()>(ahead);
         add_dimensions<G, T>(acc, q, ldq, keys, i);
     }
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
         for (int v = 0; v < V; ++v) vstore(scores + r * kTokenTile + v * W, acc[r][v]);
     }
 }
@@ -280,7 +284,9 @@ template <class T, class F, int R, int V, class A>
 inline __attribute__((always_inline)) void value_panel(const F* weights, const T* const* groups, Columns at, int64_t begin,
                                                        int64_t end, float* out, int64_t ldo, A& ahead) {
     Vec acc[R][V];
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
         for (int v = 0; v < V; ++v) acc[r][v] = vload(out + r * ldo + v * W);
     }
     int64_t g = begin / at.group, i = begin % at.group;
@@ -294,7 +300,9 @@ inline __attribute__((always_inline)) void value_panel(const F* weights, const T
         }
         if (i < stop) add_position<false>(acc, w, groups[g], i, at);
     }
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
         for (int v = 0; v < V; ++v) vstore(out + r * ldo + v * W, acc[r][v]);
     }
 }

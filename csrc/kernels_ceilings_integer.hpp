@@ -1,31 +1,39 @@
 // Dots of bytes as fast as an instruction set can. Included inside the instruction set's own namespace, after its dots.
 
-constexpr int kDotChains = W == 16 ? 12 : 6; // as kChains; the activations want registers too
-constexpr int kDotsOfChain = W == 16 ? 1 : 3; // with the same weights: few chains would wait for them
+// As in a product of matrices each of some weights meets each of some activations; their dots hide each other's latency.
+constexpr int kWeights = W == 16 ? 3 : 1, kActivations = W == 16 ? 5 : 6, kSteps = 4;
 
-// One vector of weights meets several activations, as in a product of matrices. The weights are a sum's own bits and the
-// activations come through memory, so that the compiler can compute nothing ahead.
+// Weights come through memory that a compiler knows nothing of, so that it can compute nothing ahead.
 inline float multiply_bytes(int64_t rounds) {
     volatile int32_t seed = 0x01030207;
-    Dots sums[kDotChains];
-    Quad8 activations[kDotsOfChain][kDotChains];
-    for (int c = 0; c < kDotChains; ++c) {
-        sums[c] = dset(0x01020304 + c); // not zero: all would stay zero, and a compiler may know that
-        for (int i = 0; i < kDotsOfChain; ++i) activations[i][c] = dquad8(seed ^ (c + i * kDotChains));
+    Dots sums[kWeights][kActivations];
+    Quad8 activations[kActivations];
+    alignas(64) char weights[kSteps * kWeights * sizeof(Bytes)];
+    __builtin_memset(weights, seed, sizeof weights);
+#pragma GCC unroll 16
+    for (int a = 0; a < kActivations; ++a) {
+        activations[a] = dquad8(seed ^ a);
+#pragma GCC unroll 16
+        for (int w = 0; w < kWeights; ++w) sums[w][a] = dzero();
     }
     for (int64_t r = 0; r < rounds; ++r) {
-        const Eights weights = deights(reinterpret_cast<Bytes>(sums[0]));
-#pragma GCC unroll 4
-        for (int i = 0; i < kDotsOfChain; ++i) {
+        const char* at = weights;
+        __asm__ volatile("" : "+r"(at));
 #pragma GCC unroll 16
-            for (int c = 0; c < kDotChains; ++c) sums[c] = ddot8(sums[c], weights, activations[i][c]);
+        for (int i = 0; i < kSteps * kWeights; ++i) {
+            const Eights now = deights(dload(at + i * sizeof(Bytes)));
+#pragma GCC unroll 16
+            for (int a = 0; a < kActivations; ++a) sums[i % kWeights][a] = ddot8(sums[i % kWeights][a], now, activations[a]);
         }
     }
-    int32_t lanes[kDotChains][W];
-    __builtin_memcpy(lanes, sums, sizeof lanes);
-    int32_t total = 0;
-    for (const auto& chain : lanes) total ^= chain[0];
-    return static_cast<float>(total);
+    Dots total = dzero();
+#pragma GCC unroll 16
+    for (int i = 0; i < kWeights * kActivations; ++i) total = dadd(total, sums[i / kActivations][i % kActivations]);
+    int32_t first;
+    __builtin_memcpy(&first, &total, sizeof first);
+    return static_cast<float>(first);
 }
 
-constexpr PeakKernel int8_peak(const char* instruction) { return {instruction, 8.0 * W * kDotChains * kDotsOfChain, multiply_bytes}; }
+constexpr PeakKernel int8_peak(const char* instruction) {
+    return {instruction, 8.0 * W * kSteps * kWeights * kActivations, multiply_bytes};
+}

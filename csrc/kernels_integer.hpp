@@ -38,29 +38,38 @@ inline HalfSums dround_levels(const Vec (&x)[kGroup / W], char* highs, char* low
     return {255 * above.first + below.first, 255 * above.second + below.second};
 }
 
+// The bits of a group's largest magnitude: they compare like magnitudes, and NaN is above all.
+template <bool kBf16> inline uint32_t largest_of_group(const void* x, int64_t at) {
+    if constexpr (kBf16) return dlargest(static_cast<const uint16_t*>(x) + at);
+    Vec values[kGroup / W];
+    load_group<kBf16>(x, at, values);
+    return dlargest(values);
+}
+
 // Up to kGroupsAtOnce groups, from element `at` on. The definition is in octavo/backends/base.py, at linear. A group's scale and
 // then its numbers are one long chain; a processor cannot look far enough ahead to overlap many, so all scales come first.
 template <bool kBf16, int kLevels>
 inline void quantize_groups_at(const QuantizeArgs& a, int64_t at, int64_t groups, char* record, int64_t stride) {
-    constexpr float kLargest = largest_value(kLevels);
+    static_assert(kGroupsAtOnce % W == 0);
     const int64_t low = record_bytes(a.bits, 1);
-    uint32_t largest[kGroupsAtOnce][4];
+    const Vec most = vset(largest_value(kLevels)), infinity = vset(__builtin_inff());
+    uint32_t largest[kGroupsAtOnce];
     float inverse[kGroupsAtOnce], scale[kGroupsAtOnce];
     for (int64_t g = 0; g < groups; ++g) {
-        Vec x[kGroup / W];
-        load_group<kBf16>(a.x, at + g * kGroup, x);
         __builtin_prefetch(record + g * stride, 1); // others read these records before: it takes a while to make them one's own
         __builtin_prefetch(record + g * stride + kLevels * kGroup + 7, 1);
-        dlargest(x, largest[g]); // magnitudes compare like their bits, and NaN is above all
+        largest[g] = largest_of_group<kBf16>(a.x, at + g * kGroup);
     }
-    for (int64_t g = 0; g < groups; ++g) {
-        const uint32_t one = largest[g][0] > largest[g][1] ? largest[g][0] : largest[g][1];
-        const uint32_t other = largest[g][2] > largest[g][3] ? largest[g][2] : largest[g][3], bits = one > other ? one : other;
-        float magnitude;
-        __builtin_memcpy(&magnitude, &bits, sizeof magnitude);
-        const bool finite = bits < 0x7F800000u, usable = finite && magnitude >= 1e-30f;
-        inverse[g] = usable ? kLargest / magnitude : 0.0f;
-        scale[g] = usable ? magnitude / kLargest : finite ? 0.0f : __builtin_nanf("");
+    for (int64_t g = groups; g % W != 0; ++g) largest[g] = 0;
+    for (int64_t g = 0; g < groups; g += W) {
+        Vec magnitude;
+        __builtin_memcpy(&magnitude, largest + g, sizeof magnitude);
+        const Vec least = vset(1e-30f);
+        // Below the least a scale is 0, and it is NaN where a value is not finite.
+        const Vec inverses = vselect_ge(magnitude, least, vdiv(most, magnitude), vzero());
+        const Vec scales = vselect_ge(magnitude, least, vdiv(magnitude, most), vzero());
+        vstore(inverse + g, vselect_ge(magnitude, infinity, vzero(), inverses));
+        vstore(scale + g, vselect_ge(vset(3.4028235e38f), magnitude, scales, vset(__builtin_nanf(""))));
     }
     for (int64_t g = 0; g < groups; ++g, record += stride) {
         HalfSums sums{0, 0};
@@ -167,7 +176,7 @@ template <int kBits> void unpack_lines(const char* w, char* lines) {
     constexpr int kStep = static_cast<int>(sizeof(Bytes));
     for (int half = 0; half < 2; ++half, w += kBits * kLine, lines += 8 * kLine) {
         for (int at = 0; at < kLine; at += kStep) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int line = 0; line < 8; ++line) {
                 const Bytes values = values_of_line<kBits>(w + at, line);
                 __builtin_memcpy(lines + line * kLine + at, &values, sizeof values);
@@ -206,54 +215,54 @@ template <int R, int V, int kStride, bool kUnpacked>
 inline __attribute__((always_inline)) void dot_bytes4(Dots (&dots)[R][V], const char* x, const char* w) {
     constexpr int kLines = 4;
     Fours sums[R][V];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int v = 0; v < V; ++v) sums[r][v] = dstart4(dots[r][v]);
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 16
     for (int line = 0; line < kLines; ++line) {
         Bytes low[V], high[V];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int v = 0; v < V; ++v) {
             const char* at = w + place_of_column(kBitsRead<4, kUnpacked>, v * W) + line * kLine;
             const Bytes raw = dload(at);
             low[v] = kUnpacked ? raw : dlow(raw);
             high[v] = kUnpacked ? dload(at + kLines * kLine) : dhigh(raw);
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const Quad quad = dquad4(word_at(x + r * kStride + line * 4));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], low[v], quad);
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const Quad quad = dquad4(word_at(x + r * kStride + (line + kLines) * 4));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], high[v], quad);
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int v = 0; v < V; ++v) dots[r][v] = dend4(dots[r][v], sums[r][v]);
     }
 }
 
 template <int R, int V, int kStride> inline __attribute__((always_inline)) void dot_bytes8(Dots (&dots)[R][V], const char* x, const char* w) {
     constexpr int kLines = 8;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int line = 0; line < kLines; ++line) {
         Eights weights[V];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int v = 0; v < V; ++v) {
             weights[v] = deights(dload(w + place_of_column(kLines, v * W) + line * kLine));
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const Quad8 quad = dquad8(word_at(x + r * kStride + line * 4));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int v = 0; v < V; ++v) dots[r][v] = ddot8(dots[r][v], weights[v], quad);
         }
     }
@@ -262,20 +271,20 @@ template <int R, int V, int kStride> inline __attribute__((always_inline)) void 
 // The same for one half of a group's inputs, with 5 or 6 bits.
 template <int R, int V, int kStride, int kBits, int kHalf, bool kUnpacked>
 inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const char* x, const char* w) {
-#pragma GCC unroll 4
+#pragma GCC unroll 16
     for (int i = 0; i < 4; ++i) {
         constexpr int kFirst = 4 * kHalf;
         Eights weights[V];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int v = 0; v < V; ++v) {
             const char* half = w + place_of_column(kBitsRead<kBits, kUnpacked>, v * W);
             if constexpr (kUnpacked) weights[v] = dsmall(dload(half + (kFirst + i) * kLine));
             else weights[v] = dsmall(values_of_line<kBits>(half, kFirst + i));
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const Quad8 quad = dquad8(word_at(x + r * kStride + (kFirst + i) * 4));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int v = 0; v < V; ++v) dots[r][v] = ddot8(dots[r][v], weights[v], quad);
         }
     }
@@ -286,29 +295,98 @@ inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const ch
 template <int kBits, int kLevels, int R, int V, class Offset, class Call>
 inline __attribute__((always_inline)) void dot_levels(Dots (&dots)[R][V], const char* x, const char* w, const Offset& offset,
                                                       const Call& bytes) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
         const Dots start = kLevels == 1 ? offset(r) : dzero();
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int v = 0; v < V; ++v) dots[r][v] = start;
     }
     bytes(dots, x, w);
     if constexpr (kLevels == 2) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const Dots own = offset(r);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int v = 0; v < V; ++v) dots[r][v] = dadd(dtimes255(dots[r][v]), own);
         }
         bytes(dots, x + record_bytes(kBits, 1), anew(w));
     }
 }
 
+// What a tile of R rows and V vectors of outputs adds up, from pass to pass in memory: [row][output of the block].
+template <int R, int V, bool kInMemory = (R > kIntegerRows)> struct Sums {
+    Vec of[R][V];
+
+    inline __attribute__((always_inline)) void begin(const float* before, bool first) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+            for (int v = 0; v < V; ++v) of[r][v] = first ? vzero() : vload(before + r * kIntegerColumns + v * W);
+        }
+    }
+    inline __attribute__((always_inline)) Vec get(int r, int v) const { return of[r][v]; }
+    inline __attribute__((always_inline)) void put(int r, int v, Vec sum) { of[r][v] = sum; }
+    inline __attribute__((always_inline)) void keep(float* to) const {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+            for (int v = 0; v < V; ++v) vstore(to + r * kIntegerColumns + v * W, of[r][v]);
+        }
+    }
+    template <class Args> inline __attribute__((always_inline)) void store(const Args& a, int64_t row, const int64_t (&columns)[V]) const {
+        store_tile(a, row, columns, of);
+    }
+};
+
+// The same of a tile that is alone and has many rows: their dots take most registers, so most sums stay in memory.
+template <int R, int V> struct Sums<R, V, true> {
+    static constexpr int kKept = kRowsAlone - R; // rows whose sums are in registers
+    float* at;
+    Vec of[kKept + 1][V];
+
+    inline __attribute__((always_inline)) void begin(float* before, bool first) {
+        at = before;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+            for (int v = 0; v < V; ++v) {
+                if (r < kKept) of[r][v] = first ? vzero() : vload(place(r, v));
+                else if (first) vstore(place(r, v), vzero());
+            }
+        }
+    }
+    inline __attribute__((always_inline)) Vec get(int r, int v) const {
+        __asm__ volatile("" : : : "memory"); // else a compiler loads more of them than there are registers, and has to put them away
+        return r < kKept ? of[r][v] : vload(place(r, v));
+    }
+    inline __attribute__((always_inline)) void put(int r, int v, Vec sum) {
+        if (r < kKept) of[r][v] = sum;
+        else vstore(place(r, v), sum);
+    }
+    inline __attribute__((always_inline)) void keep(float*) const {
+#pragma GCC unroll 16
+        for (int r = 0; r < kKept; ++r) {
+#pragma GCC unroll 16
+            for (int v = 0; v < V; ++v) vstore(place(r, v), of[r][v]);
+        }
+    }
+    template <class Args> inline __attribute__((always_inline)) void store(const Args& a, int64_t row, const int64_t (&columns)[V]) const {
+        keep(at);
+        for (int r = 0; r < R; ++r) {
+            Vec sums[1][V];
+            for (int v = 0; v < V; ++v) sums[0][v] = vload(place(r, v));
+            store_tile(a, row + r, columns, sums);
+        }
+    }
+
+private:
+    float* place(int r, int v) const { return at + r * kIntegerColumns + v * W; }
+};
+
 // One group's products with 6 bits, of N vectors of outputs from `first` on: what both halves give, and then the activations'
 // scale. At a place that no compiler knows, so that it does not keep what it has loaded for other vectors.
-template <int N, int kLevels, bool kUnpacked, int R, int V>
-inline __attribute__((always_inline)) void accumulate_group6(Vec (&acc)[R][V], int first, const char* x, const char* w,
-                                                             const char* scales) {
+template <int R, int N, int kLevels, bool kUnpacked, class Acc>
+inline __attribute__((always_inline)) void accumulate_group6(Acc& acc, int first, const char* x, const char* w, const char* scales) {
     constexpr int kStride = record_bytes(6, kLevels);
     x = anew(x);
     Dots dots[R][N];
@@ -318,40 +396,40 @@ inline __attribute__((always_inline)) void accumulate_group6(Vec (&acc)[R][V], i
         return [=](int r) __attribute__((always_inline)) { return dset(offset_of_half(x + r * kStride, half)); };
     };
     dot_levels<6, kLevels>(dots, x, w, offset(0), dot_half<R, N, kStride, 6, 0, kUnpacked>);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int v = 0; v < N; ++v) {
         const Vec scale = load_scale<kUnpacked>(scales, (first + v) * W);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) products[r][v] = vmul(dfloat(dots[r][v]), scale);
     }
     dot_levels<6, kLevels>(dots, x, w, offset(1), dot_half<R, N, kStride, 6, 1, kUnpacked>);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int v = 0; v < N; ++v) {
         const Vec scale = load_scale<kUnpacked>(scales, kIntegerColumns + (first + v) * W);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             products[r][v] = vfma(dfloat(dots[r][v]), scale, products[r][v]);
-            acc[r][first + v] = vfma(products[r][v], vset(scale_at(x + r * kStride)), acc[r][first + v]);
+            acc.put(r, first + v, vfma(products[r][v], vset(scale_at(x + r * kStride)), acc.get(r, first + v)));
         }
     }
 }
 
 // Adds one group's products of R rows and V vectors of outputs, `w` and `scales` being those of the first vector.
-template <int R, int V, int kBits, int kLevels, bool kUnpacked = false>
-inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], const char* x, const char* w, const char* scales) {
+template <int R, int V, int kBits, int kLevels, bool kUnpacked = false, class Acc>
+inline __attribute__((always_inline)) void accumulate_group(Acc& acc, const char* x, const char* w, const char* scales) {
     if constexpr (R == 1 && V > 1 && kBits != 4) { // in the order of memory: what reads ahead in hardware follows that
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int v = 0; v < V; ++v) {
-            Vec own[1][1] = {{acc[0][v]}};
+            Sums<1, 1> own{{{acc.get(0, v)}}};
             accumulate_group<1, 1, kBits, kLevels>(own, x, w + place_of_column(kBits, v * W), scales + v * W * 2);
-            acc[0][v] = own[0][0];
+            acc.put(0, v, own.get(0, 0));
         }
         return;
     }
     if constexpr (kBits == 6) {
         constexpr int kTogether = R * V <= 8 ? V : 1; // registers hold no more
-#pragma GCC unroll 8
-        for (int v = 0; v < V; v += kTogether) accumulate_group6<kTogether, kLevels, kUnpacked>(acc, v, x, w, scales);
+#pragma GCC unroll 16
+        for (int v = 0; v < V; v += kTogether) accumulate_group6<R, kTogether, kLevels, kUnpacked>(acc, v, x, w, scales);
         return;
     }
     constexpr int kStride = record_bytes(kBits, kLevels);
@@ -370,16 +448,17 @@ inline __attribute__((always_inline)) void accumulate_group(Vec (&acc)[R][V], co
         });
     }
     constexpr bool kMinimums = kBits != 8;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int v = 0; v < V; ++v) {
         const Vec scale = load_scale<kUnpacked>(scales, v * W);
         const Vec minimum = kMinimums ? load_scale<kUnpacked>(scales, kIntegerColumns + v * W) : vzero();
         const Vec below = kUnpacked && biased(kBits, kLevels) ? load_scale<kUnpacked>(scales, 2 * kIntegerColumns + v * W)
                                                              : scale_below<kBits, kLevels>(scale);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            acc[r][v] = vfma(dscaled<kBits, kLevels>(dots[r][v], scale, below), vset(scale_at(x + r * kStride)), acc[r][v]);
-            if (kMinimums) acc[r][v] = vfma(minimum, vset(scaled_sum_at(x + r * kStride)), acc[r][v]);
+            const Vec before = acc.get(r, v);
+            const Vec sum = vfma(dscaled<kBits, kLevels>(dots[r][v], scale, below), vset(scale_at(x + r * kStride)), before);
+            acc.put(r, v, kMinimums ? vfma(minimum, vset(scaled_sum_at(x + r * kStride)), sum) : sum);
         }
     }
 }
@@ -415,12 +494,8 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
         const int64_t scales = kUnpacked ? kGroupLines + column * 4 : scale_of_column(kBits, column);
         const char* lines = pass.lines;
         float* sums = pass.sums + column;
-        Vec acc[R][V];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) acc[r][v] = first ? vzero() : vload(sums + r * kIntegerColumns + v * W);
-        }
+        Sums<R, V> acc;
+        acc.begin(sums, first);
         for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
             if (fetch == pass.fetch_end) fetch = fetch_end = pass.fetch_after;
             fetch_end += fetch_bytes;
@@ -437,27 +512,31 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
         if (last) {
             int64_t columns[V];
             for (int v = 0; v < V; ++v) columns[v] = pass.block * kIntegerColumns + column + v * W;
-            store_tile(a, pass.row, columns, acc);
-            continue;
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) vstore(sums + r * kIntegerColumns + v * W, acc[r][v]);
+            acc.store(a, pass.row, columns);
+        } else {
+            acc.keep(sums);
         }
     }
+}
+
+// Rows, at most, of a tile that is alone. With one level of 8 bits nothing is unpacked, so that two tiles may cost less than sums in
+// memory.
+constexpr int64_t rows_alone(int bits, int levels) { return bits == 8 && levels == 1 ? kRowsAloneEight : kRowsAlone; }
+
+int64_t tiles_of(int64_t rows, int bits, int levels) {
+    return rows <= rows_alone(bits, levels) ? 1 : (rows + kIntegerRows - 1) / kIntegerRows;
 }
 
 typedef void (*IntegerTile)(const IntegerLinearArgs&, const TilePass&);
 
 struct IntegerTiles {
-    IntegerTile of[2][4][kIntegerRows + 1]{}; // [levels less one][index of the bits][rows]
+    IntegerTile of[2][4][kRowsAlone + 1]{}; // [levels less one][index of the bits][rows]
     IntegerTile unpacked[2][2][kIntegerRows + 1]{}; // of 4 and 6 bits
     template <int kBits, int R> constexpr void fill() {
         if constexpr (R > 0) {
-            of[0][index_of_bits(kBits)][R] = integer_tile<R, kBits, 1, false>;
+            if constexpr (R <= rows_alone(kBits, 1)) of[0][index_of_bits(kBits)][R] = integer_tile<R, kBits, 1, false>;
             of[1][index_of_bits(kBits)][R] = integer_tile<R, kBits, 2, false>;
-            if constexpr ((kBits == 4 || kBits == 6) && R >= kIntegerRows / 2) { // of two tiles or more each has half of them at least
+            if constexpr ((kBits == 4 || kBits == 6) && R >= kIntegerRows / 2 && R <= kIntegerRows) { // of two tiles or more each has half of them at least
                 unpacked[0][kBits == 6][R] = integer_tile<R, kBits, 1, true>;
                 unpacked[1][kBits == 6][R] = integer_tile<R, kBits, 2, true>;
             }
@@ -465,10 +544,10 @@ struct IntegerTiles {
         }
     }
     constexpr IntegerTiles() {
-        fill<4, kIntegerRows>();
-        fill<5, kIntegerRows>();
-        fill<6, kIntegerRows>();
-        fill<8, kIntegerRows>();
+        fill<4, kRowsAlone>();
+        fill<5, kRowsAlone>();
+        fill<6, kRowsAlone>();
+        fill<8, kRowsAlone>();
     }
 };
 

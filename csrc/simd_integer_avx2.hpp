@@ -3,7 +3,7 @@
 
 using Dots = __m256i;
 using Bytes = __m256i;
-constexpr int kIntegerRows = 6;
+constexpr int kIntegerRows = 6, kRowsAlone = 6, kRowsAloneEight = 6;
 constexpr bool kFused = true; // vfma rounds once
 // Vectors of outputs that a tile of so many rows takes at once.
 constexpr int vecs_of(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
@@ -32,13 +32,24 @@ inline void vstore_half(char* p, Vec v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-// The largest magnitudes of four parts, as their bits.
-inline void dlargest(const Vec (&x)[4], uint32_t (&to)[4]) {
+// The bits of a group's largest magnitude.
+inline uint32_t dlargest(const Vec (&x)[4]) {
     const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
     __m256i largest = _mm256_and_si256(_mm256_castps_si256(x[0]), magnitude);
     for (int v = 1; v < 4; ++v) largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(x[v]), magnitude));
-    const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), four);
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1));
+    return static_cast<uint32_t>(_mm_cvtsi128_si32(four));
+}
+inline uint32_t dlargest(const uint16_t* x) {
+    // What is missing to the largest number of bits: an instruction finds the least of eight.
+    const __m256i magnitude = _mm256_set1_epi16(0x7FFF);
+    const __m256i first = _mm256_andnot_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)), magnitude);
+    const __m256i second = _mm256_andnot_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x) + 1), magnitude);
+    const __m256i half = _mm256_min_epu16(first, second);
+    const __m128i eight = _mm_min_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    return (0x7FFFu - (static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_minpos_epu16(eight))) & 0xFFFFu)) << 16;
 }
 // The nearest whole numbers, ties to even, all from -127 to 127, as signed bytes; and the sums of both halves.
 inline HalfSums dround_bytes(const Vec (&x)[4], char* p) {

@@ -4,6 +4,11 @@
 using Dots = __m512i;
 using Bytes = __m512i;
 constexpr int kIntegerRows = 6;
+#ifdef OCTAVO_VNNI
+constexpr int kRowsAlone = 12, kRowsAloneEight = 10;
+#else
+constexpr int kRowsAlone = kIntegerRows, kRowsAloneEight = kIntegerRows; // a dot takes registers of its own
+#endif
 constexpr bool kFused = true; // vfma rounds once
 // Vectors of outputs that a tile of so many rows takes at once.
 constexpr int vecs_of(int64_t) { return 2; }
@@ -32,26 +37,30 @@ inline void vstore_half(char* p, Vec v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-// The largest magnitudes of four parts, as their bits.
-inline void dlargest(const Vec (&x)[2], uint32_t (&to)[4]) {
+// The bits of a group's largest magnitude.
+inline uint32_t dlargest(const Vec (&x)[2]) {
     const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
     const __m512i a = _mm512_and_si512(_mm512_castps_si512(x[0]), magnitude);
     const __m512i b = _mm512_and_si512(_mm512_castps_si512(x[1]), magnitude);
-    const __m512i both = _mm512_max_epi32(a, b);
-    const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+    return static_cast<uint32_t>(_mm512_reduce_max_epi32(_mm512_max_epi32(a, b)));
+}
+inline uint32_t dlargest(const uint16_t* x) {
+    // What is missing to the largest number of bits: an instruction finds the least of eight.
+    const __m512i missing = _mm512_andnot_si512(_mm512_loadu_si512(x), _mm512_set1_epi16(0x7FFF));
+    const __m256i half = _mm256_min_epu16(_mm512_castsi512_si256(missing), _mm512_extracti64x4_epi64(missing, 1));
+    const __m128i eight = _mm_min_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    return (0x7FFFu - (static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_minpos_epu16(eight))) & 0xFFFFu)) << 16;
 }
 // The nearest whole numbers, ties to even, all from -127 to 127, as signed bytes; and the sums of both halves.
 inline HalfSums dround_bytes(const Vec (&x)[2], char* p) {
-    const __m512i whole[2] = {_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1])};
-    for (int v = 0; v < 2; ++v) _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + v, _mm512_cvtepi32_epi8(whole[v]));
-    // The first half's sums in the lower part, the second's in the upper.
-    const __m512i sums = _mm512_add_epi32(_mm512_shuffle_i64x2(whole[0], whole[1], 0x44), _mm512_shuffle_i64x2(whole[0], whole[1], 0xEE));
-    const __m256i four = _mm256_add_epi32(_mm512_castsi512_si256(_mm512_shuffle_i64x2(sums, sums, 0x08)),
-                                          _mm512_castsi512_si256(_mm512_shuffle_i64x2(sums, sums, 0x0D)));
-    const __m256i two = _mm256_add_epi32(four, _mm256_shuffle_epi32(four, 0x4E));
-    const __m256i one = _mm256_add_epi32(two, _mm256_shuffle_epi32(two, 0xB1));
-    return {_mm_cvtsi128_si32(_mm256_castsi256_si128(one)), _mm_cvtsi128_si32(_mm256_extracti128_si256(one, 1))};
+    int32_t sums[2];
+    for (int v = 0; v < 2; ++v) {
+        const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x[v]));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + v, bytes);
+        const __m128i parts = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128()); // of eight, + 128 each
+        sums[v] = _mm_cvtsi128_si32(parts) + _mm_extract_epi32(parts, 2) - 16 * 128;
+    }
+    return {sums[0], sums[1]};
 }
 
 using Fours = __m512i; // sums on their way to dots, to which those that there are may be added at the start or at the end

@@ -4,7 +4,7 @@
 typedef int16_t ShortVec __attribute__((vector_size(16)));
 using Dots = IntVec;
 using Bytes = WordVec;
-constexpr int kIntegerRows = 4;
+constexpr int kIntegerRows = 4, kRowsAlone = 4, kRowsAloneEight = 4;
 constexpr bool kFused = false; // vfma rounds once
 // Vectors of outputs that a tile of so many rows takes at once.
 constexpr int vecs_of(int64_t) { return 1; }
@@ -36,14 +36,20 @@ inline void vstore_half(char* p, Vec v) {
     }
 }
 
-// The largest magnitudes of four parts, as their bits.
-inline void dlargest(const Vec (&x)[8], uint32_t (&to)[4]) {
+// The bits of a group's largest magnitude.
+inline uint32_t dlargest(const Vec (&x)[8]) {
     WordVec largest{};
     for (const Vec& v : x) {
         const WordVec magnitude = reinterpret_cast<WordVec>(v) & 0x7FFFFFFFu;
         largest = magnitude > largest ? magnitude : largest;
     }
-    __builtin_memcpy(to, &largest, sizeof to);
+    const uint32_t first = largest[0] > largest[1] ? largest[0] : largest[1], second = largest[2] > largest[3] ? largest[2] : largest[3];
+    return first > second ? first : second;
+}
+inline uint32_t dlargest(const uint16_t* x) {
+    Vec values[8];
+    for (int v = 0; v < 8; ++v) values[v] = vload_bf16(x + v * W);
+    return dlargest(values);
 }
 // The nearest whole numbers, ties to even, all from -127 to 127, as signed bytes; and the sums of both halves.
 inline HalfSums dround_bytes(const Vec (&x)[8], char* p) {
