@@ -43,6 +43,8 @@ struct NextWeight {
     const char* begin(int64_t own, int64_t count) const { return data + units * own / count * unit_bytes; }
 };
 
+struct IntegerCut; // how an integer product is shared out
+
 // A result that the columns from `column` on are written to, or none.
 struct Into {
     nb::handle result;
@@ -150,7 +152,7 @@ private:
     template <class Call> void over_spans(int64_t count, const Call& call);
     // The same of a product: call(args, unit, thread).
     template <class Call>
-    void over_integer_units(const IntegerLinearArgs& args, int64_t count, const NextWeight& next, const Call& call);
+    void over_integer_units(const IntegerLinearArgs& args, const IntegerCut& cut, const NextWeight& next, const Call& call);
     // The same of spans that are there: call(claim, thread), up to `most` units at a time.
     template <class Call> void over_claims(Spans& spans, int64_t most, const Call& call);
 

@@ -8,6 +8,13 @@
 
 namespace octavo {
 
+// The blocks of a product in panels, `together` blocks or a multiple of that each, its tiles in chunks of rows: a unit is a chunk
+// of a panel.
+struct IntegerCut {
+    int64_t blocks, tiles, panel, row_chunks;
+    int64_t units() const { return divide_up(blocks, panel) * row_chunks; }
+};
+
 namespace {
 
 constexpr int64_t kPanelBytes = 256 << 10; // weights of a unit that meets many rows: they should stay in the second-level cache
@@ -18,13 +25,6 @@ constexpr double kUnitNanoseconds = 12000; // shorter units cost more to begin t
 const IntegerKernels& kernels_for(const IntegerKernels& kernels, int64_t rows) {
     return kernels.few && rows < kManyRows ? *kernels.few() : kernels;
 }
-
-// The blocks of a product in panels, `together` blocks or a multiple of that each, its tiles in chunks of rows: a unit is a chunk
-// of a panel.
-struct IntegerCut {
-    int64_t blocks, tiles, panel, row_chunks;
-    int64_t units() const { return divide_up(blocks, panel) * row_chunks; }
-};
 
 // Enough units to share out evenly, each long enough to be worth handing out, few enough blocks in each to stay in the cache
 // while many rows pass.
@@ -81,11 +81,13 @@ NextWeight Device::spans_of(const IntegerWeight& weight, int64_t together) const
 }
 
 template <class Call>
-void Device::over_integer_units(const IntegerLinearArgs& args, int64_t count, const NextWeight& next, const Call& call) {
-    Spans spans(count, pool_.size());
+void Device::over_integer_units(const IntegerLinearArgs& args, const IntegerCut& cut, const NextWeight& next, const Call& call) {
+    const int64_t block_bytes = args.groups * group_bytes(args.bits);
+    Spans spans(cut.units(), pool_.size());
     over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) {
         IntegerLinearArgs own = args;
         own.pieces = coming_of(thread);
+        if (cut.row_chunks == 1) own.until = args.weight + std::min(cut.blocks, claim.limit * cut.panel) * block_bytes;
         if (claim.end == claim.limit) own.after = next.begin(spans.of(thread), spans.size());
         call(own, claim.begin, thread);
     });
@@ -197,7 +199,7 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     issue([this, product, rows, memory = records.data(), next = follow(spans_of(weight, 1))]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size());
-        over_integer_units(product.args, cut.units(), *next, [&](const IntegerLinearArgs& args, int64_t unit, int) {
+        over_integer_units(product.args, cut, *next, [&](const IntegerLinearArgs& args, int64_t unit, int) {
             run_integer_unit(kernels, args, cut, unit);
         });
     });
@@ -218,7 +220,7 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
            next = follow(spans_of(weight, 2))]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size(), 2);
-        over_integer_units(product.args, cut.units(), *next, [&](IntegerLinearArgs now, int64_t unit, int thread) {
+        over_integer_units(product.args, cut, *next, [&](IntegerLinearArgs now, int64_t unit, int thread) {
             now.out = own + thread * sums_size;
             over_blocks_of_unit(kernels, now, cut, unit, 2, [&](const IntegerLinearArgs& a, int64_t count, int64_t) {
                 kernels_->silu_and_mul_block(block_of(gate, a.out, a.first_row, a.first_row + count, a.first_column / 2));
@@ -305,8 +307,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
         const IntegerKernels& kernels = quantize_rows(product, count, memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size());
         const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
-        over_spans(cut.units(), [&](int64_t unit, int thread) {
-            IntegerLinearArgs now = product.args;
+        over_integer_units(product.args, cut, {}, [&](IntegerLinearArgs now, int64_t unit, int thread) {
             now.out = own + thread * sums_of_blocks(count);
             over_blocks_of_unit(kernels, now, cut, unit, 1, [&](const IntegerLinearArgs& a, int64_t some, int64_t columns) {
                 kernels_->best_of_block(best.of(thread, a, some, columns));

@@ -463,10 +463,18 @@ inline __attribute__((always_inline)) void accumulate_group(Acc& acc, const char
     }
 }
 
+// Where to fetch instead of `line`: the lines of so many pages in turn, of those after the ones that `line` is among. Hardware that
+// runs ahead of what is read by itself does so for each page, and not far.
+constexpr int64_t kFrontPages = 8, kPage = 4 << 10;
+inline const char* on_fronts(const char* line) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(line), within = at % (kFrontPages * kPage), place = within / kLine;
+    return line - within + (kFrontPages + place % kFrontPages) * kPage + place / kFrontPages * kLine;
+}
+
 // A tile's pass over the groups [group0, group1) of a block. What the groups before them gave is in `sums`, [row][output of the
 // block], and so is what these add; if they are the last, the result goes out. At each group the pass prefetches
-// `fetch_bytes` from `fetch` on, where `far` says so only into the second-level cache, and `later_bytes` of what comes later
-// from `later` on.
+// `fetch_bytes` from `fetch` on, where `far` says so only into the second-level cache and where `fronts` does on_fronts(), and
+// `later_bytes` of what comes later from `later` on.
 struct TilePass {
     int64_t row, block, group0, group1;
     float* sums;
@@ -474,11 +482,13 @@ struct TilePass {
     const char *fetch, *later;
     const char *fetch_end, *fetch_after; // there it goes on elsewhere; may be null
     int64_t fetch_bytes, later_bytes;
-    bool far;
+    bool far, fronts;
 };
 
 // Times that a tile of so many rows walks its groups: as often as registers are too few for a block.
 constexpr int passes_of(int64_t rows) { return kIntegerColumns / (vecs_of(rows) * W); }
+
+constexpr int kLeastOnFronts = 4; // rows; fewer are read as fast as memory is without
 
 template <int R, int kBits, int kLevels, bool kUnpacked>
 __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
@@ -499,7 +509,9 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
         for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
             if (fetch == pass.fetch_end) fetch = fetch_end = pass.fetch_after;
             fetch_end += fetch_bytes;
-            if (pass.far) {
+            if (R >= kLeastOnFronts && pass.fronts) {
+                for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(on_fronts(fetch), 0, 2);
+            } else if (pass.far) {
                 for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch, 0, 2);
             } else {
                 for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
@@ -566,6 +578,8 @@ inline int64_t ahead_of(const IntegerLinearArgs& a) {
     const int64_t bytes = hardware ? 1 << 10 : a.tuning == Tuning::zen5 ? 8 << 10 : 6 << 10;
     return round_up(bytes, group_bytes(a.bits));
 }
+// Bytes that a thread still reads in a row after a block, at least, where a tile that is alone fetches on fronts.
+constexpr int64_t kLeastAfter = 2 << 20;
 constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 
 // What of a piece is still to be fetched.
@@ -603,13 +617,14 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
     const int64_t largest = unpacked ? kChunkOfUnpacked / kGroupUnpacked : (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / bytes;
     const bool streams = tiles == 1 && passes_of(a.rows) == 1;
     const int64_t chunks = streams ? 1 : (a.groups + largest - 1) / largest;
+    const char *start = a.weight + block * a.groups * bytes, *end = a.weight + block1 * a.groups * bytes;
     TilePass pass{};
     pass.block = block;
     pass.fetch_bytes = (bytes + tiles - 1) / tiles;
     pass.far = streams && a.tuning != Tuning::zen5;
+    pass.fronts = pass.far && a.tuning == Tuning::common && a.until && a.until - (start + a.groups * bytes) >= kLeastAfter;
     pass.lines = lines;
     pass.fetch_after = a.after;
-    const char *start = a.weight + block * a.groups * bytes, *end = a.weight + block1 * a.groups * bytes;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         pass.group0 = a.groups * chunk / chunks;
         pass.group1 = a.groups * (chunk + 1) / chunks;
