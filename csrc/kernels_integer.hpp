@@ -313,36 +313,12 @@ inline __attribute__((always_inline)) void dot_levels(Dots (&dots)[R][V], const 
     }
 }
 
-// What a tile of R rows and V vectors of outputs adds up, from pass to pass in memory: [row][output of the block].
-template <int R, int V, bool kInMemory = (R > kIntegerRows)> struct Sums {
-    Vec of[R][V];
-
-    inline __attribute__((always_inline)) void begin(const float* before, bool first) {
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-            for (int v = 0; v < V; ++v) of[r][v] = first ? vzero() : vload(before + r * kIntegerColumns + v * W);
-        }
-    }
-    inline __attribute__((always_inline)) Vec get(int r, int v) const { return of[r][v]; }
-    inline __attribute__((always_inline)) void put(int r, int v, Vec sum) { of[r][v] = sum; }
-    inline __attribute__((always_inline)) void keep(float* to) const {
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-            for (int v = 0; v < V; ++v) vstore(to + r * kIntegerColumns + v * W, of[r][v]);
-        }
-    }
-    template <class Args> inline __attribute__((always_inline)) void store(const Args& a, int64_t row, const int64_t (&columns)[V]) const {
-        store_tile(a, row, columns, of);
-    }
-};
-
-// The same of a tile that is alone and has many rows: their dots take most registers, so most sums stay in memory.
-template <int R, int V> struct Sums<R, V, true> {
-    static constexpr int kKept = kRowsAlone - R; // rows whose sums are in registers
+// What a tile of R rows and V vectors of outputs adds up, from pass to pass in memory: [row][output of the block]. A tile that is alone
+// may have so many rows that the dots of a group take most registers: then the sums of most rows stay in memory.
+template <int R, int V> struct Sums {
+    static constexpr int kKept = R > kIntegerRows ? kRowsAlone - R : R; // rows whose sums are in registers
+    Vec of[kKept > 0 ? kKept : 1][V];
     float* at;
-    Vec of[kKept + 1][V];
 
     inline __attribute__((always_inline)) void begin(float* before, bool first) {
         at = before;
@@ -356,14 +332,15 @@ template <int R, int V> struct Sums<R, V, true> {
         }
     }
     inline __attribute__((always_inline)) Vec get(int r, int v) const {
-        __asm__ volatile("" : : : "memory"); // else a compiler loads more of them than there are registers, and has to put them away
+        // Else a compiler loads more of them than there are registers, and has to put them away.
+        if constexpr (kKept < R) __asm__ volatile("" : : : "memory");
         return r < kKept ? of[r][v] : vload(place(r, v));
     }
     inline __attribute__((always_inline)) void put(int r, int v, Vec sum) {
         if (r < kKept) of[r][v] = sum;
         else vstore(place(r, v), sum);
     }
-    inline __attribute__((always_inline)) void keep(float*) const {
+    inline __attribute__((always_inline)) void keep() const {
 #pragma GCC unroll 16
         for (int r = 0; r < kKept; ++r) {
 #pragma GCC unroll 16
@@ -371,7 +348,8 @@ template <int R, int V> struct Sums<R, V, true> {
         }
     }
     template <class Args> inline __attribute__((always_inline)) void store(const Args& a, int64_t row, const int64_t (&columns)[V]) const {
-        keep(at);
+        if constexpr (kKept == R) return store_tile(a, row, columns, of);
+        keep();
         for (int r = 0; r < R; ++r) {
             Vec sums[1][V];
             for (int v = 0; v < V; ++v) sums[0][v] = vload(place(r, v));
@@ -420,7 +398,8 @@ inline __attribute__((always_inline)) void accumulate_group(Acc& acc, const char
     if constexpr (R == 1 && V > 1 && kBits != 4) { // in the order of memory: what reads ahead in hardware follows that
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) {
-            Sums<1, 1> own{{{acc.get(0, v)}}};
+            Sums<1, 1> own;
+            own.of[0][0] = acc.get(0, v);
             accumulate_group<1, 1, kBits, kLevels>(own, x, w + place_of_column(kBits, v * W), scales + v * W * 2);
             acc.put(0, v, own.get(0, 0));
         }
@@ -503,9 +482,8 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
         const int64_t at = place_of_column(kBitsRead<kBits, kUnpacked>, column);
         const int64_t scales = kUnpacked ? kGroupLines + column * 4 : scale_of_column(kBits, column);
         const char* lines = pass.lines;
-        float* sums = pass.sums + column;
         Sums<R, V> acc;
-        acc.begin(sums, first);
+        acc.begin(pass.sums + column, first);
         for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
             if (fetch == pass.fetch_end) fetch = fetch_end = pass.fetch_after;
             fetch_end += fetch_bytes;
@@ -526,7 +504,7 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
             for (int v = 0; v < V; ++v) columns[v] = pass.block * kIntegerColumns + column + v * W;
             acc.store(a, pass.row, columns);
         } else {
-            acc.keep(sums);
+            acc.keep();
         }
     }
 }
