@@ -34,13 +34,22 @@ struct HeadShape {
 void check_range(const char* name, const int32_t* values, int64_t count, int64_t low, int64_t high);
 void check(bool condition, const char* message);
 
-// What the product after this one reads, as far as a recording knows it: units that are shared out in spans.
-struct NextWeight {
+// The units of a product's weights, which are shared out in spans.
+struct WeightUnits {
     const char* data = nullptr;
     int64_t units = 0, unit_bytes = 0;
 
     // Where claimant `own` of `count` begins; null if nothing is known.
     const char* begin(int64_t own, int64_t count) const { return data + units * own / count * unit_bytes; }
+};
+
+// Those of a product and of the one after it, as far as a recording knows it.
+struct WeightStream {
+    WeightUnits own, next;
+
+    Reading of(int64_t claimant, int64_t count, const char* end) const {
+        return {own.begin(claimant, count), end, next.begin(claimant, count)};
+    }
 };
 
 struct IntegerCut; // how an integer product is shared out
@@ -63,7 +72,7 @@ public:
     void begin_recording(Program& program);
     void end_recording() {
         program_ = nullptr;
-        next_weight_ = nullptr;
+        last_stream_ = nullptr;
     }
     std::unique_ptr<Program> new_program() const { return std::make_unique<Program>(arrays_); }
     void replay(Program& program, const std::vector<nb::object>& inputs);
@@ -135,9 +144,9 @@ private:
     ResultMemory::Lease scratch(int64_t bytes);
 
     // Its blocks, so many together, in equal spans: as few rows have them.
-    NextWeight spans_of(const IntegerWeight& weight, int64_t together) const;
+    WeightUnits spans_of(const IntegerLinearArgs& args, int64_t together) const;
     // Tells the product before that this one follows, and returns what will be told of the one after it.
-    std::shared_ptr<const NextWeight> follow(const NextWeight& own);
+    std::shared_ptr<const WeightStream> follow(const WeightUnits& own);
 
     // Runs body() now, or appends it to the program being recorded: all that it refers to must be captured by value.
     template <class Body> void issue(Body body);
@@ -152,7 +161,7 @@ private:
     template <class Call> void over_spans(int64_t count, const Call& call);
     // The same of a product: call(args, unit, thread).
     template <class Call>
-    void over_integer_units(const IntegerLinearArgs& args, const IntegerCut& cut, const NextWeight& next, const Call& call);
+    void over_integer_units(const IntegerLinearArgs& args, const IntegerCut& cut, const WeightStream& stream, const Call& call);
     // The same of spans that are there: call(claim, thread), up to `most` units at a time.
     template <class Call> void over_claims(Spans& spans, int64_t most, const Call& call);
 
@@ -172,12 +181,12 @@ private:
     // The arguments now: with so many rows, staged.
     LinearArgs staged(const LinearArgs& args, int64_t rows, char* stage);
     decltype(KernelTable::linear_bf16) kernel_of(const LinearArgs& args, bool bf16) const;
-    void multiply(const LinearArgs& args, const NextWeight& next, bool bf16);
-    void multiply_gated(const LinearArgs& args, const NextWeight& next, const GatedBlockArgs& gate, float* sums, bool bf16);
+    void multiply(const LinearArgs& args, const WeightStream& stream, bool bf16);
+    void multiply_gated(const LinearArgs& args, const WeightStream& stream, const GatedBlockArgs& gate, float* sums, bool bf16);
     // Multiplies blocks to `sums` and holds them against what the thread has found before.
     void best_of_blocks(LinearArgs args, int64_t row0, int64_t row1, int64_t block0, int64_t block1, const BestOfRows& best, float* sums,
                         int thread, bool bf16);
-    void multiply_argmax(const LinearArgs& args, const BestOfRows& best, float* sums, int32_t* places, bool bf16);
+    void multiply_argmax(const LinearArgs& args, const WeightStream& stream, const BestOfRows& best, float* sums, int32_t* places, bool bf16);
     // What an op with integer weights quantizes and multiplies, as far as it is known beforehand.
     struct IntegerProduct {
         IntegerLinearArgs args;
@@ -218,7 +227,7 @@ private:
     WeightMemory weights_;
     std::shared_ptr<ResultMemory> memory_ = std::make_shared<ResultMemory>();
     Program* program_ = nullptr; // being recorded
-    std::shared_ptr<NextWeight> next_weight_; // of the product recorded last
+    std::shared_ptr<WeightStream> last_stream_; // of the product recorded last
     ThreadPool pool_;
     std::mutex busy_; // held while bodies run; the rest is theirs
     std::vector<float> partition_states_;

@@ -64,9 +64,7 @@ void over_blocks_of_unit(const IntegerKernels& kernels, IntegerLinearArgs args, 
                          const Call& call) {
     const IntegerUnit u = unit_of(args, cut, unit);
     args.first_row = u.row0;
-    const char* after = args.after;
     for (int64_t block = u.block0; block < u.block1; block += together) {
-        args.after = block + together < u.block1 ? nullptr : after;
         args.first_column = block * kIntegerColumns;
         kernels.linear(args, u.tile0, u.tile1, block, block + together);
         call(args, u.row1 - u.row0, std::min<int64_t>(together * kIntegerColumns, args.n - args.first_column));
@@ -75,20 +73,21 @@ void over_blocks_of_unit(const IntegerKernels& kernels, IntegerLinearArgs args, 
 
 } // namespace
 
-NextWeight Device::spans_of(const IntegerWeight& weight, int64_t together) const {
-    const int64_t blocks = divide_up(divide_up(weight.rows, kIntegerColumns), pool_.size() * together) * together;
-    return {weight.memory.data(), pool_.size(), blocks * weight.columns / kGroup * group_bytes(weight.bits)};
+WeightUnits Device::spans_of(const IntegerLinearArgs& args, int64_t together) const {
+    const int64_t blocks = divide_up(divide_up(args.n, kIntegerColumns), pool_.size() * together) * together;
+    return {args.weight, pool_.size(), blocks * args.groups * group_bytes(args.bits)};
 }
 
 template <class Call>
-void Device::over_integer_units(const IntegerLinearArgs& args, const IntegerCut& cut, const NextWeight& next, const Call& call) {
+void Device::over_integer_units(const IntegerLinearArgs& args, const IntegerCut& cut, const WeightStream& stream, const Call& call) {
     const int64_t block_bytes = args.groups * group_bytes(args.bits);
     Spans spans(cut.units(), pool_.size());
     over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) {
         IntegerLinearArgs own = args;
         own.pieces = coming_of(thread);
-        if (cut.row_chunks == 1) own.until = args.weight + std::min(cut.blocks, claim.limit * cut.panel) * block_bytes;
-        if (claim.end == claim.limit) own.after = next.begin(spans.of(thread), spans.size());
+        const int64_t end = std::min(cut.blocks, divide_up(claim.limit, cut.row_chunks) * cut.panel);
+        own.reading = stream.of(spans.of(thread), spans.size(), args.weight + end * block_bytes);
+        if (cut.row_chunks > 1 && claim.end < claim.limit) own.reading.after = nullptr; // others of its rows come first
         call(own, claim.begin, thread);
     });
 }
@@ -196,10 +195,10 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     IntegerProduct product = product_of(in, weight, weight.rows);
     nb::object out = open_output(product.args, in, weight, bias, residual, into);
     const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits, activation_levels_));
-    issue([this, product, rows, memory = records.data(), next = follow(spans_of(weight, 1))]() mutable {
+    issue([this, product, rows, memory = records.data(), stream = follow(spans_of(product.args, 1))]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size());
-        over_integer_units(product.args, cut, *next, [&](const IntegerLinearArgs& args, int64_t unit, int) {
+        over_integer_units(product.args, cut, *stream, [&](const IntegerLinearArgs& args, int64_t unit, int) {
             run_integer_unit(kernels, args, cut, unit);
         });
     });
@@ -217,10 +216,10 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     const auto sums = scratch(pool_.size() * sums_size * 4);
     IntegerProduct product = product_of(in, weight, 2 * kIntegerColumns);
     issue([this, product, rows, gate, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
-           next = follow(spans_of(weight, 2))]() mutable {
+           stream = follow(spans_of(product.args, 2))]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size(), 2);
-        over_integer_units(product.args, cut, *next, [&](IntegerLinearArgs now, int64_t unit, int thread) {
+        over_integer_units(product.args, cut, *stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {
             now.out = own + thread * sums_size;
             over_blocks_of_unit(kernels, now, cut, unit, 2, [&](const IntegerLinearArgs& a, int64_t count, int64_t) {
                 kernels_->silu_and_mul_block(block_of(gate, a.out, a.first_row, a.first_row + count, a.first_column / 2));
@@ -258,8 +257,7 @@ bool Device::promise(Shortlist& list, IntegerProduct rough, int64_t rows, char* 
     }
     std::fill_n(found.floors, pool_.size() * found.stride, -std::numeric_limits<float>::infinity());
     const IntegerCut cut = cut_integer(rough.args, pool_.size());
-    over_spans(cut.units(), [&](int64_t unit, int thread) {
-        IntegerLinearArgs now = rough.args;
+    over_integer_units(rough.args, cut, {spans_of(rough.args, 1), {}}, [&](IntegerLinearArgs now, int64_t unit, int thread) {
         now.out = sums + thread * sums_size;
         over_blocks_of_unit(kernels, now, cut, unit, 1, [&](const IntegerLinearArgs& a, int64_t count, int64_t columns) {
             const int64_t row0 = a.first_row;
@@ -287,8 +285,9 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     const IntegerProduct rough = rough_product_of(in, weight);
     const auto promises = scratch(weight.shortlist ? promise_bytes(rough, rows.capacity) : 0);
     IntegerProduct product = product_of(in, weight, kIntegerColumns);
-    follow(spans_of(weight, 1));
-    issue([this, product, rough, rows, bits, list = weight.shortlist, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
+    const WeightStream stream{spans_of(product.args, 1), {}}; // nothing follows the head
+    follow(stream.own);
+    issue([this, product, stream, rough, rows, bits, list = weight.shortlist, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
            found = bests.data(), promised = promises.data(), places = out.ints()]() mutable {
         const int64_t count = rows.now();
         if (Promises tops; list && promise(*list, rough, count, promised, bits.now(), bits.words, tops)) {
@@ -307,7 +306,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
         const IntegerKernels& kernels = quantize_rows(product, count, memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size());
         const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
-        over_integer_units(product.args, cut, {}, [&](IntegerLinearArgs now, int64_t unit, int thread) {
+        over_integer_units(product.args, cut, stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {
             now.out = own + thread * sums_of_blocks(count);
             over_blocks_of_unit(kernels, now, cut, unit, 1, [&](const IntegerLinearArgs& a, int64_t some, int64_t columns) {
                 kernels_->best_of_block(best.of(thread, a, some, columns));

@@ -36,9 +36,10 @@ struct Cut {
     int64_t blocks, chunks, panel, together;
 };
 
-// Runs the units of a claim: call(args, row0, row1, block0, block1). `after` is what the claimant reads next; may be null.
+// Runs the units of a claim: call(args, row0, row1, block0, block1).
 template <class Call>
-void run_units(const Call& call, LinearArgs args, const Cut& cut, const Spans::Claim& claim, const char* after) {
+void run_units(const Call& call, LinearArgs args, const Cut& cut, const Spans::Claim& claim, const Reading& reading) {
+    if (cut.chunks == 1) args.reading = reading;
     for (int64_t unit = claim.begin; unit < claim.end;) {
         const int64_t first = unit / (cut.panel * cut.chunks) * cut.panel, end = std::min(cut.blocks, first + cut.panel);
         const int64_t rest = unit - first * cut.chunks, chunk = rest / (end - first), block = first + rest % (end - first);
@@ -46,7 +47,7 @@ void run_units(const Call& call, LinearArgs args, const Cut& cut, const Spans::C
         // The first chunk fetches the panel, the last one the beginning of the next; those between find it in the cache.
         const int64_t wanted = chunk == cut.chunks - 1 ? std::min(cut.blocks, end + 1) : chunk == 0 ? end : 0;
         args.fetch_end = std::min(wanted, block + claim.limit - unit) * cut.together;
-        args.after = unit + count == claim.limit ? after : nullptr;
+        args.after = unit + count == claim.limit ? reading.after : nullptr;
         call(args, args.rows * chunk / cut.chunks, args.rows * (chunk + 1) / cut.chunks, block * cut.together,
              (block + count) * cut.together);
         unit += count;
@@ -54,9 +55,13 @@ void run_units(const Call& call, LinearArgs args, const Cut& cut, const Spans::C
 }
 
 // Its blocks in units of so many.
-NextWeight units_of(const PackedWeight& weight, int64_t together) {
+WeightUnits units_of(const PackedWeight& weight, int64_t together) {
     const int64_t blocks = std::max<int64_t>(1, divide_up(weight.rows, kColumnBlock));
     return {weight.memory.data(), divide_up(blocks, together), weight.memory.bytes() / blocks * together};
+}
+
+Reading reading_of(const WeightStream& stream, const Spans& spans, const Spans::Claim& claim, int thread) {
+    return stream.of(spans.of(thread), spans.size(), stream.own.data + claim.limit * stream.own.unit_bytes);
 }
 
 } // namespace
@@ -156,14 +161,14 @@ decltype(KernelTable::linear_bf16) Device::kernel_of(const LinearArgs& args, boo
     return args.compact ? kernels_->linear_compact : bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
 }
 
-std::shared_ptr<const NextWeight> Device::follow(const NextWeight& own) {
-    if (next_weight_) *next_weight_ = own;
-    auto next = std::make_shared<NextWeight>();
-    next_weight_ = program_ ? next : nullptr;
-    return next;
+std::shared_ptr<const WeightStream> Device::follow(const WeightUnits& own) {
+    auto stream = std::make_shared<WeightStream>(WeightStream{own, {}});
+    if (last_stream_) last_stream_->next = own;
+    last_stream_ = program_ ? stream : nullptr;
+    return stream;
 }
 
-void Device::multiply(const LinearArgs& args, const NextWeight& next, bool bf16) {
+void Device::multiply(const LinearArgs& args, const WeightStream& stream, bool bf16) {
     const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1);
     const auto kernel = kernel_of(args, bf16);
     LinearArgs common = args;
@@ -173,12 +178,12 @@ void Device::multiply(const LinearArgs& args, const NextWeight& next, bool bf16)
     over_claims(spans, args.rows < kFewRows ? 2 : 1, [&](const Spans::Claim& claim, int thread) {
         LinearArgs own = common;
         own.pieces = coming_of(thread);
-        run_units(kernel, own, cut, claim, next.begin(spans.of(thread), spans.size()));
+        run_units(kernel, own, cut, claim, reading_of(stream, spans, claim, thread));
     });
 }
 
 // A unit's product lies in a cache until it has passed its gates.
-void Device::multiply_gated(const LinearArgs& args, const NextWeight& next, const GatedBlockArgs& gate, float* sums, bool bf16) {
+void Device::multiply_gated(const LinearArgs& args, const WeightStream& stream, const GatedBlockArgs& gate, float* sums, bool bf16) {
     const Cut cut(*kernels_, args, bf16 ? 2 : 4, 2);
     const auto kernel = kernel_of(args, bf16);
     const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
@@ -193,7 +198,7 @@ void Device::multiply_gated(const LinearArgs& args, const NextWeight& next, cons
         };
         LinearArgs own = args;
         own.pieces = coming_of(thread);
-        run_units(unit, own, cut, claim, next.begin(spans.of(thread), spans.size()));
+        run_units(unit, own, cut, claim, reading_of(stream, spans, claim, thread));
     });
 }
 
@@ -207,7 +212,7 @@ void Device::best_of_blocks(LinearArgs args, int64_t row0, int64_t row1, int64_t
 }
 
 // A unit's product lies in a cache until the best of its rows are known.
-void Device::multiply_argmax(const LinearArgs& args, const BestOfRows& best, float* sums, int32_t* places, bool bf16) {
+void Device::multiply_argmax(const LinearArgs& args, const WeightStream& stream, const BestOfRows& best, float* sums, int32_t* places, bool bf16) {
     const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1);
     const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
     Spans spans(cut.units(), pool_.size());
@@ -215,7 +220,7 @@ void Device::multiply_argmax(const LinearArgs& args, const BestOfRows& best, flo
         auto unit = [&, mine = sums + thread * sums_size](const LinearArgs& now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
             best_of_blocks(now, row0, row1, block0, block1, best, mine, thread, bf16);
         };
-        run_units(unit, args, cut, claim, nullptr);
+        run_units(unit, args, cut, claim, reading_of(stream, spans, claim, thread));
     });
     best.merge(places);
 }
@@ -246,8 +251,8 @@ nb::object Device::linear(nb::handle x, const PackedWeight& weight, nb::handle b
     LinearArgs args = product_of(in, weight);
     nb::object out = open_output(args, in, weight, bias, residual, into);
     const auto memory = staging_for(args, rows.capacity);
-    issue([this, args, rows, stage = memory.data(), next = follow(units_of(weight, 1))] {
-        multiply(staged(args, rows.now(), stage), *next, act_bf16_);
+    issue([this, args, rows, stage = memory.data(), stream = follow(units_of(weight, 1))] {
+        multiply(staged(args, rows.now(), stage), *stream, act_bf16_);
     });
     return out;
 }
@@ -270,8 +275,9 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
     const std::shared_ptr<Shortlist> list = weight.shortlist;
     const IntegerProduct rough = list ? rough_product_of(in, *list->rough) : IntegerProduct{};
     const auto promises = scratch(list ? promise_bytes(rough, rows.capacity) : 0);
-    follow(list ? spans_of(*list->rough, 1) : units_of(weight, 1)); // nothing follows the head
-    issue([this, args, rough, rows, bits, list, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), found = bests.data(),
+    const WeightStream stream{units_of(weight, 1), {}}; // nothing follows the head
+    follow(list ? spans_of(rough.args, 1) : stream.own);
+    issue([this, args, stream, rough, rows, bits, list, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), found = bests.data(),
            promised = promises.data(), places = out.ints()] {
         const int64_t count = rows.now();
         const LinearArgs now = staged(args, count, stage);
@@ -283,7 +289,7 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
             if (settle(*list, tops, best, compute)) return best.merge(places);
         }
         const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
-        multiply_argmax(now, best, own, places, act_bf16_);
+        multiply_argmax(now, stream, best, own, places, act_bf16_);
     });
     return out.array;
 }
@@ -298,8 +304,8 @@ nb::object Device::gated_linear(nb::handle x, const PackedWeight& weight, nb::ha
     const auto memory = staging_for(args, rows.capacity);
     const int64_t chunk = std::min(rows.capacity, chunk_rows(*kernels_, args.k, act_bf16_ ? 2 : 4));
     const auto sums = scratch(pool_.size() * chunk * 2 * kColumnBlock * 4);
-    issue([this, args, gate, rows, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), next = follow(units_of(weight, 2))] {
-        multiply_gated(staged(args, rows.now(), stage), *next, gate, own, act_bf16_);
+    issue([this, args, gate, rows, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), stream = follow(units_of(weight, 2))] {
+        multiply_gated(staged(args, rows.now(), stage), *stream, gate, own, act_bf16_);
     });
     return out;
 }

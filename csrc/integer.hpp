@@ -66,8 +66,7 @@ struct IntegerLinearArgs {
     int64_t out_stride;                      // elements
     int levels;                              // of activations
     int64_t first_row = 0, first_column = 0; // what lies at `out`
-    const char* after = nullptr; // what is read after the last block of a call; may be null
-    const char* until = nullptr; // so far memory is read from the blocks of a call on; may be null
+    Reading reading{}; // of this thread
     Pieces* pieces = nullptr;
     Tuning tuning = Tuning::common;
 };

@@ -7,17 +7,22 @@ constexpr Tuning tuning_of(Tuning tuning, int rows) {
     return rows <= most ? tuning : Tuning::common;
 }
 
+// One row is read as fast as memory is without, and more than these compute all the time.
+constexpr bool on_fronts(Tuning tuning, int rows) { return tuning == Tuning::common && rows >= 2 && rows <= 10; }
+
 // Its stream, which goes on where the next product begins.
-template <Tuning kTuning> struct CompactStream {
+template <Tuning kTuning, bool kOnFronts> struct CompactStream {
     static constexpr bool kFirstLevel = kTuning != Tuning::zen4, kSecondLevel = kTuning != Tuning::zen5;
     static constexpr int64_t kFirst = kSecondLevel ? 8 : 64, kSecond = kFirstLevel ? 48 : 5; // groups ahead
     static constexpr int64_t kApart = kFirstLevel ? (kSecond - kFirst) * kGroupBytes : 0;
 
     const char *at, *end, *after;
+    Fronts fronts;
 
-    // end: of what is read in a row; null where nothing is known to follow.
-    CompactStream(const uint8_t* from, const char* end, const char* after, int64_t)
-        : at(reinterpret_cast<const char*>(from) + (kFirstLevel ? kFirst : kSecond) * kGroupBytes), end(end), after(after) {
+    CompactStream(const uint8_t* from, const LinearArgs& a, const char*, const char*, int64_t)
+        : at(reinterpret_cast<const char*>(from) + (kFirstLevel ? kFirst : kSecond) * kGroupBytes),
+          end(a.reading.after ? a.reading.end : nullptr), after(a.reading.after) {
+        if (kOnFronts) fronts = Fronts(reinterpret_cast<const char*>(from), a.reading);
         if (end && at > end) at += after - end;
     }
 
@@ -25,8 +30,9 @@ template <Tuning kTuning> struct CompactStream {
         if (at == end) at = after;
         for (int64_t line = 0; line < kGroupBytes; line += 64) {
             if (kFirstLevel) __builtin_prefetch(at + line);
-            if (kSecondLevel) __builtin_prefetch(at + kApart + line, 0, 2);
+            if (kSecondLevel && !kOnFronts) __builtin_prefetch(at + kApart + line, 0, 2);
         }
+        if (kOnFronts) fronts.fetch<kGroupBytes / 64>();
         at += kGroupBytes;
     }
 };
@@ -35,7 +41,7 @@ constexpr int64_t kNearRows = 32; // the inputs of more leave the first-level ca
 
 // What a tile that is one of several asks for, into the first-level cache or the second.
 template <bool kNear> struct CompactShare : PanelAhead {
-    CompactShare(const uint8_t*, const char* at, const char* other, int64_t step) : PanelAhead{at, other, step} {}
+    CompactShare(const uint8_t*, const LinearArgs&, const char* at, const char* other, int64_t step) : PanelAhead{at, other, step} {}
 
     inline __attribute__((always_inline)) void fetch_both() {
         __builtin_prefetch(at, 0, kNear ? 3 : 2);
@@ -143,7 +149,7 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
     Vec acc[R][2];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = vzero();
-    Ahead ahead(from, at, other, step);
+    Ahead ahead(from, a, at, other, step);
     for (const uint8_t* end = from + a.k / 4 * kGroupBytes; from != end; from += kGroupBytes) {
         ahead.fetch_both();
         Vec weights[2][2];
@@ -168,7 +174,7 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
 
 template <Tuning kTuning, int R> constexpr void fill_compact_tiles(TileKernels& tiles) {
     if constexpr (R > 0) {
-        tiles.one[R] = tiles.ahead[R] = tile_compact<R, CompactStream<tuning_of(kTuning, R)>>;
+        tiles.one[R] = tiles.ahead[R] = tile_compact<R, CompactStream<tuning_of(kTuning, R), on_fronts(kTuning, R)>>;
         if constexpr (fetches_ahead<R>()) tiles.ahead[R] = tile_compact<R, CompactShare<kTuning == Tuning::zen5>>;
         fill_compact_tiles<kTuning, R - 1>(tiles);
     }

@@ -442,17 +442,9 @@ inline __attribute__((always_inline)) void accumulate_group(Acc& acc, const char
     }
 }
 
-// Where to fetch instead of `line`: the lines of so many pages in turn, of those after the ones that `line` is among. Hardware that
-// runs ahead of what is read by itself does so for each page, and not far.
-constexpr int64_t kFrontPages = 8, kPage = 4 << 10;
-inline const char* on_fronts(const char* line) {
-    const uintptr_t at = reinterpret_cast<uintptr_t>(line), within = at % (kFrontPages * kPage), place = within / kLine;
-    return line - within + (kFrontPages + place % kFrontPages) * kPage + place / kFrontPages * kLine;
-}
-
 // A tile's pass over the groups [group0, group1) of a block. What the groups before them gave is in `sums`, [row][output of the
 // block], and so is what these add; if they are the last, the result goes out. At each group the pass prefetches
-// `fetch_bytes` from `fetch` on, where `far` says so only into the second-level cache and where `fronts` does on_fronts(), and
+// `fetch_bytes` from `fetch` on, where `far` says so only into the second-level cache, or where `fronts` says so by them, and
 // `later_bytes` of what comes later from `later` on.
 struct TilePass {
     int64_t row, block, group0, group1;
@@ -473,7 +465,7 @@ template <int R, int kBits, int kLevels, bool kUnpacked>
 __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
     constexpr int V = vecs_of(R), kPasses = passes_of(R), kStep = R * record_bytes(kBits, kLevels);
     constexpr int64_t kBytes = group_bytes(kBits);
-    const bool first = pass.group0 == 0, last = pass.group1 == a.groups;
+    const bool first = pass.group0 == 0, last = pass.group1 == a.groups, on_fronts = R >= kLeastOnFronts && !kUnpacked && pass.fronts;
     const int64_t fetch_bytes = (pass.fetch_bytes + kPasses - 1) / kPasses, later_bytes = (pass.later_bytes + kPasses - 1) / kPasses;
     const char *fetch = pass.fetch, *fetch_end = fetch, *later = pass.later, *later_end = later;
     for (int column = 0; column < kIntegerColumns; column += V * W) {
@@ -482,13 +474,15 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
         const int64_t at = place_of_column(kBitsRead<kBits, kUnpacked>, column);
         const int64_t scales = kUnpacked ? kGroupLines + column * 4 : scale_of_column(kBits, column);
         const char* lines = pass.lines;
+        Fronts fronts;
+        if (on_fronts) fronts = Fronts(w, a.reading);
         Sums<R, V> acc;
         acc.begin(pass.sums + column, first);
         for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
             if (fetch == pass.fetch_end) fetch = fetch_end = pass.fetch_after;
             fetch_end += fetch_bytes;
-            if (R >= kLeastOnFronts && pass.fronts) {
-                for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(on_fronts(fetch), 0, 2);
+            if (on_fronts) {
+                fronts.fetch<kBytes / kLine>();
             } else if (pass.far) {
                 for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch, 0, 2);
             } else {
@@ -556,8 +550,6 @@ inline int64_t ahead_of(const IntegerLinearArgs& a) {
     const int64_t bytes = hardware ? 1 << 10 : a.tuning == Tuning::zen5 ? 8 << 10 : 6 << 10;
     return round_up(bytes, group_bytes(a.bits));
 }
-// Bytes that a thread still reads in a row after a block, at least, where a tile that is alone fetches on fronts.
-constexpr int64_t kLeastAfter = 2 << 20;
 constexpr int64_t kTilesAtOnce = 32; // tiles, at most, that pass a chunk
 
 // What of a piece is still to be fetched.
@@ -583,7 +575,7 @@ inline void fetch_later(Pieces* pieces, PieceLeft& left, int64_t bytes, TilePass
 
 // While tiles pass a chunk of the weights, they fetch the next one, each its share, so that reading memory and computing overlap.
 // A tile that is alone and walks its groups once reads them as they come, a stream that goes on where the next product begins.
-void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block, int64_t block1, PieceLeft& left) {
+void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, int64_t block, PieceLeft& left) {
     alignas(64) float sums[kTilesAtOnce * kIntegerRows * kIntegerColumns];
     alignas(64) char lines[kChunkOfUnpacked];
     const EvenTiles rows(a.rows, a.tiles);
@@ -595,20 +587,20 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
     const int64_t largest = unpacked ? kChunkOfUnpacked / kGroupUnpacked : (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / bytes;
     const bool streams = tiles == 1 && passes_of(a.rows) == 1;
     const int64_t chunks = streams ? 1 : (a.groups + largest - 1) / largest;
-    const char *start = a.weight + block * a.groups * bytes, *end = a.weight + block1 * a.groups * bytes;
+    const char *start = a.weight + block * a.groups * bytes, *end = a.reading.end, *after = a.reading.after;
     TilePass pass{};
     pass.block = block;
     pass.fetch_bytes = (bytes + tiles - 1) / tiles;
     pass.far = streams && a.tuning != Tuning::zen5;
-    pass.fronts = pass.far && a.tuning == Tuning::common && a.until && a.until - (start + a.groups * bytes) >= kLeastAfter;
+    pass.fronts = streams && a.tuning == Tuning::common;
     pass.lines = lines;
-    pass.fetch_after = a.after;
+    pass.fetch_after = after;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         pass.group0 = a.groups * chunk / chunks;
         pass.group1 = a.groups * (chunk + 1) / chunks;
         pass.fetch = streams ? start + ahead_of(a) : start + pass.group1 * bytes;
-        if (a.after && pass.fetch >= end) pass.fetch += a.after - end;
-        else if (a.after && streams) pass.fetch_end = end;
+        if (after && pass.fetch >= end) pass.fetch += after - end;
+        else if (after && streams) pass.fetch_end = end;
         const int64_t groups = pass.group1 - pass.group0, later_bytes = later_a_group(groups);
         const char* packed = start + pass.group0 * bytes;
         const auto unpack = a.bits == 6 ? unpack_group<6> : unpack_group<4>;
@@ -626,7 +618,7 @@ void linear_integer(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
     PieceLeft left;
     for (int64_t block = block0; block < block1; ++block) {
         for (int64_t tile = tile0; tile < tile1; tile += kTilesAtOnce) {
-            multiply_block(a, tile, min64(tile1, tile + kTilesAtOnce), block, block1, left);
+            multiply_block(a, tile, min64(tile1, tile + kTilesAtOnce), block, left);
         }
     }
 }

@@ -347,10 +347,9 @@ inline void multiply_alone(const TileKernels& tiles, const LinearArgs& a, int64_
     for (int64_t block = block0; block < block1;) {
         const bool both = tiles.two[rows] && block + 1 < block1;
         const PanelAhead ahead = fetched_alone(a, panel_after(a, block, block1, block_bytes), block_bytes);
-        const char* end = a.after ? static_cast<const char*>(a.weight) + block1 * block_bytes : nullptr;
         if (both) tiles.two[rows](a, row, block, nullptr, nullptr, 0);
         else if (ahead) tiles.ahead[rows](a, row, block, ahead.at, ahead.other, ahead.step);
-        else tiles.one[rows](a, row, block, end, a.after, 0);
+        else tiles.one[rows](a, row, block, nullptr, nullptr, 0);
         block += both ? 2 : 1;
     }
 }

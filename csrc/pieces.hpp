@@ -13,6 +13,11 @@ enum class Tuning : uint8_t {
     zen4,   // and Zen 3: hardware runs ahead of what is read fast enough for a row or two, and far requests would get in its way
 };
 
+// What a thread reads in a row: [begin, end), then on from `after`. Null is what is not known.
+struct Reading {
+    const char *begin = nullptr, *end = nullptr, *after = nullptr;
+};
+
 // Memory that ops to come will read, in pieces of `bytes`. Products take the next piece as they go and bring it into the caches:
 // where their arithmetic leaves memory idle, or where what is read in small pieces later would keep memory less busy. One thread's:
 // a counter that two of them take from costs more than many a product of a tile.
