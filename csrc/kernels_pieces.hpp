@@ -4,9 +4,9 @@ inline const char* next_piece(Pieces* pieces) {
     return pieces && pieces->next < pieces->count ? pieces->data[pieces->next++] : nullptr;
 }
 
-// What a tile that is alone asks for far ahead. Hardware that has seen a page asked for reads ahead in it, but not far, and does so in several pages at once, while requests of
-// software alone keep no more lines under way than the first-level cache has places for. So the lines of several pages are asked
-// for in turn, a window of them ahead of what is read.
+// What a tile that is alone asks for far ahead. Hardware that has seen a page asked for reads ahead in it, but not far, and does so
+// in several pages at once, while requests of software alone keep no more lines under way than the first-level cache has places
+// for. So the lines of several pages are asked for in turn, a window of them ahead of what is read.
 
 constexpr int64_t kFetched = 64; // bytes of a request: a cache line
 constexpr int64_t kFronts = 8, kFront = 4 << 10, kWindow = kFronts * kFront; // pages, bytes of one and of all
