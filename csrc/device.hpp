@@ -143,7 +143,7 @@ private:
     // Memory for this op's body alone.
     ResultMemory::Lease scratch(int64_t bytes);
 
-    // Its blocks, so many together, in equal spans: as few rows have them.
+    // A product's blocks, so many together, in equal spans: as few rows have them.
     WeightUnits spans_of(const IntegerLinearArgs& args, int64_t together) const;
     // Tells the product before that this one follows, and returns what will be told of the one after it.
     std::shared_ptr<const WeightStream> follow(const WeightUnits& own);

@@ -285,10 +285,8 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     const IntegerProduct rough = rough_product_of(in, weight);
     const auto promises = scratch(weight.shortlist ? promise_bytes(rough, rows.capacity) : 0);
     IntegerProduct product = product_of(in, weight, kIntegerColumns);
-    const WeightStream stream{spans_of(product.args, 1), {}}; // nothing follows the head
-    follow(stream.own);
-    issue([this, product, stream, rough, rows, bits, list = weight.shortlist, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
-           found = bests.data(), promised = promises.data(), places = out.ints()]() mutable {
+    issue([this, product, rough, rows, bits, list = weight.shortlist, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
+           found = bests.data(), promised = promises.data(), places = out.ints(), stream = follow(spans_of(product.args, 1))]() mutable {
         const int64_t count = rows.now();
         if (Promises tops; list && promise(*list, rough, count, promised, bits.now(), bits.words, tops)) {
             const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
@@ -306,7 +304,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
         const IntegerKernels& kernels = quantize_rows(product, count, memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size());
         const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
-        over_integer_units(product.args, cut, stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {
+        over_integer_units(product.args, cut, *stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {
             now.out = own + thread * sums_of_blocks(count);
             over_blocks_of_unit(kernels, now, cut, unit, 1, [&](const IntegerLinearArgs& a, int64_t some, int64_t columns) {
                 kernels_->best_of_block(best.of(thread, a, some, columns));

@@ -47,7 +47,7 @@ void run_units(const Call& call, LinearArgs args, const Cut& cut, const Spans::C
         // The first chunk fetches the panel, the last one the beginning of the next; those between find it in the cache.
         const int64_t wanted = chunk == cut.chunks - 1 ? std::min(cut.blocks, end + 1) : chunk == 0 ? end : 0;
         args.fetch_end = std::min(wanted, block + claim.limit - unit) * cut.together;
-        args.after = unit + count == claim.limit ? reading.after : nullptr;
+        if (cut.chunks > 1) args.reading.after = unit + count == claim.limit ? reading.after : nullptr;
         call(args, args.rows * chunk / cut.chunks, args.rows * (chunk + 1) / cut.chunks, block * cut.together,
              (block + count) * cut.together);
         unit += count;

@@ -50,8 +50,7 @@ struct LinearArgs {
     int64_t out_stride;                   // elements
     int64_t first_row = 0, first_column = 0; // what lies at `out`
     int64_t fetch_end = 0; // blocks below it may be fetched into the cache while the one before is multiplied
-    const char* after = nullptr; // what is fetched with the last block of a call if no block is; may be null
-    Reading reading{}; // of this thread; where all rows meet a block at once
+    Reading reading{}; // of this thread; where rows come in chunks only what is after its last unit, and that only there
     Pieces* pieces = nullptr;
     const Compact* compact = nullptr; // of weights in compact blocks
     bool past_caches = false; // whole vectors of the result, which is then aligned to them, go to memory at once

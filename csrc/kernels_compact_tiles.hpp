@@ -32,7 +32,7 @@ template <Tuning kTuning, bool kOnFronts> struct CompactStream {
             if (kFirstLevel) __builtin_prefetch(at + line);
             if (kSecondLevel && !kOnFronts) __builtin_prefetch(at + kApart + line, 0, 2);
         }
-        if (kOnFronts) fronts.fetch<kGroupBytes / 64>();
+        if (kOnFronts) fronts.fetch<kGroupBytes / kFetched>();
         at += kGroupBytes;
     }
 };

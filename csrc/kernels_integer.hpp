@@ -479,14 +479,16 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
         Sums<R, V> acc;
         acc.begin(pass.sums + column, first);
         for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
-            if (fetch == pass.fetch_end) fetch = fetch_end = pass.fetch_after;
-            fetch_end += fetch_bytes;
             if (on_fronts) {
-                fronts.fetch<kBytes / kLine>();
-            } else if (pass.far) {
-                for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch, 0, 2);
+                fronts.fetch<kBytes / kFetched>();
             } else {
-                for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
+                if (fetch == pass.fetch_end) fetch = fetch_end = pass.fetch_after;
+                fetch_end += fetch_bytes;
+                if (pass.far) {
+                    for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch, 0, 2);
+                } else {
+                    for (; fetch < fetch_end; fetch += kLine) __builtin_prefetch(fetch);
+                }
             }
             for (later_end += later_bytes; later < later_end; later += kLine) __builtin_prefetch(later, 0, 2);
             const char* group = kUnpacked ? lines : w;

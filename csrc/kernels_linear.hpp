@@ -339,7 +339,7 @@ inline PanelAhead fetched_alone(const LinearArgs& a, const char* panel, int64_t 
 // The panel after a block's, as far as it is known; null if not.
 inline const char* panel_after(const LinearArgs& a, int64_t block, int64_t block1, int64_t block_bytes) {
     if (block + 1 < a.fetch_end) return static_cast<const char*>(a.weight) + (block + 1) * block_bytes;
-    return block + 1 == block1 ? a.after : nullptr;
+    return block + 1 == block1 ? a.reading.after : nullptr;
 }
 
 inline void multiply_alone(const TileKernels& tiles, const LinearArgs& a, int64_t row, int64_t rows, int64_t block0, int64_t block1,
