@@ -559,20 +559,27 @@ struct PieceLeft {
     const char *at = nullptr, *end = nullptr;
 };
 
-constexpr int64_t kLaterBytes = 4 << 10; // of pieces, that a pass fetches beside its own stream
-inline int64_t later_a_group(int64_t groups) { return (kLaterBytes + groups - 1) / groups; } // of a pass over so many
-
-// Gives a pass its share of the pieces: so many bytes for each of its groups, as far as a piece lasts.
-inline void fetch_later(Pieces* pieces, PieceLeft& left, int64_t bytes, TilePass& pass) {
+// Gives a pass over so many groups its share of the pieces: so many bytes for each group, as far as a piece lasts.
+inline void fetch_later(Pieces* pieces, PieceLeft& left, int64_t groups, int64_t bytes, TilePass& pass) {
     pass.later_bytes = 0;
     if (left.at == left.end) {
-        const char* piece = next_piece(pieces);
+        const char* piece = bytes ? next_piece(pieces) : nullptr;
         if (!piece) return;
         left = {piece, piece + pieces->bytes};
     }
     pass.later = left.at;
     pass.later_bytes = bytes;
-    left.at += min64(left.end - left.at, kLaterBytes);
+    left.at += min64(left.end - left.at, groups * bytes);
+}
+
+// Bytes of pieces for each group of a pass over so many: 4 KB in all.
+inline int64_t later_a_group(int64_t groups) { return ((4 << 10) + groups - 1) / groups; }
+
+// The same for a tile of vectors. Intel's first-level cache has few places for lines under way: more of them than this would keep a
+// group's products waiting.
+inline int64_t later_a_group(const IntegerLinearArgs& a, int64_t groups, int64_t tiles) {
+    if (a.tuning != Tuning::common) return later_a_group(groups);
+    return kLine * a.levels * (tiles == 1 ? a.rows / 3 : 2);
 }
 
 // While tiles pass a chunk of the weights, they fetch the next one, each its share, so that reading memory and computing overlap.
@@ -603,14 +610,14 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
         pass.fetch = streams ? start + ahead_of(a) : start + pass.group1 * bytes;
         if (after && pass.fetch >= end) pass.fetch += after - end;
         else if (after && streams) pass.fetch_end = end;
-        const int64_t groups = pass.group1 - pass.group0, later_bytes = later_a_group(groups);
+        const int64_t groups = pass.group1 - pass.group0, later_bytes = later_a_group(a, groups, tiles);
         const char* packed = start + pass.group0 * bytes;
         const auto unpack = a.bits == 6 ? unpack_group<6> : unpack_group<4>;
         for (int64_t g = 0; unpacked && g < groups; ++g) unpack(packed + g * bytes, lines + g * kGroupUnpacked);
         for (int64_t tile = tile0; tile < tile1; ++tile, pass.fetch += groups * pass.fetch_bytes) {
             pass.row = rows.begin(tile);
             pass.sums = sums + (pass.row - row0) * kIntegerColumns;
-            fetch_later(a.pieces, left, later_bytes, pass);
+            fetch_later(a.pieces, left, groups, later_bytes, pass);
             kernels[rows.rows(tile)](a, pass);
         }
     }

@@ -201,7 +201,7 @@ inline void multiply_block_tiles(const IntegerLinearArgs& a, int64_t tile0, int6
                 pass.lines = (unpack ? bytes : w) + half * 8 * kLine;
                 pass.scales = w + scale_of_column(a.bits, half * kTileRows);
                 pass.sums = own + half * kTileRows;
-                fetch_later(a.pieces, left, later_bytes, share);
+                fetch_later(a.pieces, left, groups, later_bytes, share);
                 pass.later = share.later;
                 pass.later_lines = (2 * share.later_bytes + kLine - 1) / kLine;
                 kHalfKernels.of[a.levels - 1][index_of_bits(a.bits)][rows](pass);
