@@ -17,15 +17,19 @@
 // comes into the second-level cache: the first has few places for lines under way, and pieces would come half as fast.
 struct Ahead {
     static constexpr int kLocality = 2;
+    static constexpr int kOfSoftmax = 24; // lines that go with the softmax of a head: it waits for itself, memory need not
     const char* pieces[2 * kMostGroups];
     const char *next, *end;
     int64_t bytes; // of a piece; a multiple of 256
     int count;
 };
 
-// The same into the first-level cache.
+// The same into the first-level cache: for units of one row, as scores, sums and keys of several leave no room there.
 struct NearAhead : Ahead {
     static constexpr int kLocality = 3;
+#ifndef OCTAVO_DOT_BF16
+    static constexpr int kOfSoftmax = 8; // more at once would wait for one another
+#endif
 };
 
 template <int kLines, class A> inline __attribute__((always_inline)) void fetch(A& ahead) {
@@ -604,7 +608,7 @@ bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, Products& produ
     for (int64_t r = row0; r < row1; ++r) {
         const Span span = seen(a, first_end, r, start);
         for (int64_t h = r * group; h < (r + 1) * group; ++h) {
-            for (int i = 0; i < 6; ++i) fetch<4>(*s.ahead); // a softmax waits for itself: memory need not
+            for (int i = 0; i < A::kOfSoftmax; i += 4) fetch<4>(*s.ahead);
             float* scores = s.scores + h * kTokenTile;
             if (span.begin == 0 && span.end == kTokenTile) softmax_row<F, true>(state, tile, scores, h, s.width, 0, kTokenTile);
             else softmax_row<F, false>(state, tile, scores, h, s.width, span.begin, span.end);
@@ -658,18 +662,30 @@ bool attend_all(const AttentionArgs& a, const AttentionUnit* units, int64_t coun
     return valid;
 }
 
+// Keys and values in bf16. Zen 5's last level gives lines to the first level faster than to the second; Intel's processors lose
+// requests for the second one that come at once.
+template <class Products> bool attend_bf16(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
+#ifdef OCTAVO_DOT_BF16
+    using Usual = InVectors<uint16_t>;
+    constexpr Tuning kNear = Tuning::zen5;
+#else
+    using Usual = InVectors<float>;
+    constexpr Tuning kNear = Tuning::common;
+#endif
+    if constexpr (W == 16 && __is_same(Products, Usual)) {
+        const bool near = a.tuning == kNear && count > 0 && units->row1 - units->row0 == 1;
+        if (near) return attend_all<uint16_t, Products, NearAhead>(a, units, count, scratch);
+    }
+    return attend_all<uint16_t, Products>(a, units, count, scratch);
+}
+
 bool attention(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
 #ifdef OCTAVO_DOT_BF16
-    if (a.kv_type == KVType::bf16 && a.out_bf16) {
-        // What several rows have computed so far leaves no room in the first-level cache.
-        const bool near = a.tuning == Tuning::zen5 && count > 0 && units->row1 - units->row0 == 1;
-        if (near) return attend_all<uint16_t, InVectors<uint16_t>, NearAhead>(a, units, count, scratch);
-        return attend_all<uint16_t, InVectors<uint16_t>>(a, units, count, scratch);
-    }
+    if (a.kv_type == KVType::bf16 && a.out_bf16) return attend_bf16<InVectors<uint16_t>>(a, units, count, scratch);
 #endif
     switch (a.kv_type) {
     case KVType::fp32: return attend_all<float>(a, units, count, scratch);
-    case KVType::bf16: return attend_all<uint16_t>(a, units, count, scratch);
+    case KVType::bf16: return attend_bf16<InVectors<float>>(a, units, count, scratch);
     case KVType::int8: return attend_all<int8_t>(a, units, count, scratch);
     }
     return false;
