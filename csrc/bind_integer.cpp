@@ -54,7 +54,7 @@ void quantize(Matrix<T> matrix, Output<uint8_t> values, Output<uint16_t> scales,
           "there must be one minimum for each group");
     const IntegerKernels* kernels = find_integer_kernels(find_kernels(isa)->isa, "auto");
     const QuantizeWeightsArgs args{matrix.data(), values.data(), scales.data(), minimums ? minimums->data() : nullptr,
-                                   std::is_same_v<T, uint16_t>};
+                                   std::is_same_v<T, uint16_t>, minimums ? 4 : 8};
     QuantizeProblem problem;
     {
         nb::gil_scoped_release unlocked;
@@ -75,6 +75,7 @@ std::vector<std::string> names_of_kernels(const std::string& isa) {
 void bind_integer(nb::module_& module, nb::class_<Device>& device) {
     nb::class_<Shortlist>(module, "Shortlist")
         .def_prop_ro("num_bytes", [](const Shortlist& list) { return list.rough ? list.rough->memory.bytes() : 0; })
+        .def_ro("levels", &Shortlist::levels)
         .def("takes", &Shortlist::takes, "rows"_a)
         .def_ro("settled", &Shortlist::settled)
         .def_ro("given_up", &Shortlist::given_up);
@@ -83,7 +84,7 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
         .def_ro("columns", &IntegerWeight::columns)
         .def_ro("gated", &IntegerWeight::gated)
         .def_prop_ro("num_bytes", [](const IntegerWeight& w) { return w.memory.bytes(); })
-        .def_prop_ro("shortlist", [](const IntegerWeight& w) { return w.shortlist; });
+        .def_ro("shortlists", &IntegerWeight::shortlists);
     module.def("integer_kernels", &names_of_kernels, "isa"_a);
     module.def("quantize", &quantize<float>, "matrix"_a.noconvert(), "values"_a.noconvert(), "scales"_a.noconvert(),
                "minimums"_a.noconvert().none(), "isa"_a, "num_threads"_a);
@@ -98,8 +99,7 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
                 return d.pack_integer(read_source(n, v, s, m), gated);
             },
             "bits"_a, values, scales, minimums, nb::kw_only(), "gated"_a = false)
-        .def(
-            "shortlist", [](Device& d, IntegerWeight& w, int64_t) { d.shortlist_integer(w); }, "weight"_a, nb::kw_only(), "most_bytes"_a)
+        .def("shortlist", &Device::shortlist_integer, "weight"_a, nb::kw_only(), "most_bytes"_a)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
         .def(
             "linear",

@@ -30,7 +30,7 @@ void bind_memory(nb::module_& m) {
         .def_ro("columns", &PackedWeight::columns)
         .def_ro("gated", &PackedWeight::gated)
         .def_prop_ro("num_bytes", [](const PackedWeight& w) { return w.memory.bytes(); })
-        .def_prop_ro("shortlist", [](const PackedWeight& w) { return w.shortlist; });
+        .def_ro("shortlists", &PackedWeight::shortlists);
     nb::class_<KVBlocks>(m, "KVBlocks")
         .def(nb::init<int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, const std::string&>(), nb::kw_only(), "num_layers"_a, "num_blocks"_a,
              "num_host_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "dtype"_a)

@@ -82,7 +82,7 @@ public:
 
     // Makes what lets linear_argmax of a weight be faster, where it does; a copy has no more than most_bytes.
     void shortlist(PackedWeight& weight, int64_t most_bytes);
-    void shortlist_integer(IntegerWeight& weight);
+    void shortlist_integer(IntegerWeight& weight, int64_t most_bytes);
 
     nb::object embedding(nb::handle ids, const PackedWeight& table);
     // Memory for a result: a row of so many columns for each of x.
@@ -196,20 +196,29 @@ private:
     // For bodies: quantizes so many rows to records, and returns the kernels for them. alone: each row for products of its own.
     const IntegerKernels& quantize_rows(IntegerProduct& product, int64_t rows, char* records, bool alone = false);
 
-    // Whether a matrix of that size is worth a shortlist.
-    bool shortlists(int64_t rows, int64_t columns, bool gated) const;
-    // The list with what `call` measures of each block of columns; null where that is too much for a bound, or `call` says so.
-    template <class Call>
-    std::shared_ptr<Shortlist> measured(std::shared_ptr<Shortlist> list, int64_t rows, int64_t columns, const Call& call);
-    // What an op by a shortlist multiplies first.
-    IntegerProduct rough_product_of(const Array& x, const IntegerWeight& weight) const;
+    // Adds the list to the weight's, with what call(memory, first, count) measures of each block of its columns, unless that is too
+    // much for a bound or `call` says so; read(first, count, to) dequantizes columns.
+    template <class Weight, class Read, class Call>
+    void add_list(Weight& weight, std::shared_ptr<Shortlist> list, const Read& read, const Call& call);
+    // Adds the list with a copy of the weight in so many bits, unless that takes more memory. same_rows: activations are the same
+    // integers in both products.
+    template <class Weight, class Read>
+    void add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits, bool same_rows, int64_t most_bytes, const Read& read);
+    // A product by a shortlist, and what is multiplied first.
+    struct Attempt {
+        std::shared_ptr<Shortlist> list;
+        IntegerProduct rough;
+    };
+    // By each of the lists; `itself` is what those without a weight of their own multiply.
+    std::vector<Attempt> attempts_by(const std::vector<std::shared_ptr<Shortlist>>& lists, const Array& x, const IntegerWeight* itself) const;
+    // That for so many rows; may be null.
+    static const Attempt* attempt_for(const std::vector<Attempt>& attempts, int64_t rows);
     // Floats of a block's product of so many rows, as a thread holds it.
     int64_t sums_of_blocks(int64_t rows) const;
     // Bytes of scratch that so many rows need to be promised anything.
-    int64_t promise_bytes(const IntegerProduct& rough, int64_t rows) const;
+    int64_t promise_bytes(const std::vector<Attempt>& attempts, int64_t rows) const;
     // For bodies: multiplies roughly, in such scratch. False: the product is to be exact at once.
-    bool promise(Shortlist& list, IntegerProduct rough, int64_t rows, char* memory, const uint32_t* allowed, int64_t words,
-                 Promises& found);
+    bool promise(const Attempt& attempt, int64_t rows, char* memory, const uint32_t* allowed, int64_t words, Promises& found);
     using ComputeBlock = std::function<void(int64_t row, int64_t block, int thread)>;
     // For bodies: computes what may be the largest, and so holds it against the best. False: there is too much of it.
     bool settle(Shortlist& list, const Promises& promises, const BestOfRows& best, const ComputeBlock& compute);

@@ -231,27 +231,43 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
 
 int64_t Device::sums_of_blocks(int64_t rows) const { return std::min(rows, 2 * kRowsOfUnit) * kIntegerColumns; }
 
-Device::IntegerProduct Device::rough_product_of(const Array& x, const IntegerWeight& weight) const {
-    IntegerProduct rough = product_of(x, weight, kIntegerColumns);
-    rough.args.levels = rough.quantize.levels = 1;
-    return rough;
+std::vector<Device::Attempt> Device::attempts_by(const std::vector<std::shared_ptr<Shortlist>>& lists, const Array& x,
+                                                 const IntegerWeight* itself) const {
+    std::vector<Attempt> attempts;
+    for (const auto& list : lists) {
+        IntegerProduct rough = product_of(x, list->rough ? *list->rough : *itself, kIntegerColumns);
+        rough.args.levels = rough.quantize.levels = list->levels;
+        attempts.push_back({list, rough});
+    }
+    return attempts;
 }
 
-int64_t Device::promise_bytes(const IntegerProduct& rough, int64_t rows) const {
-    const int64_t records = rows * rough.args.groups * record_bytes(rough.args.bits, 1);
-    return Promises::bytes(rows, divide_up(rough.args.n, kIntegerColumns), pool_.size()) + pool_.size() * sums_of_blocks(rows) * 4 + records;
+const Device::Attempt* Device::attempt_for(const std::vector<Attempt>& attempts, int64_t rows) {
+    const auto takes = [rows](const Attempt& attempt) { return attempt.list->takes(rows); };
+    const auto found = std::find_if(attempts.begin(), attempts.end(), takes);
+    return found == attempts.end() ? nullptr : &*found;
 }
 
-bool Device::promise(Shortlist& list, IntegerProduct rough, int64_t rows, char* memory, const uint32_t* allowed, int64_t words,
-                     Promises& found) {
-    if (!list.takes(rows)) return false;
+int64_t Device::promise_bytes(const std::vector<Attempt>& attempts, int64_t rows) const {
+    int64_t most = 0;
+    for (const auto& [list, rough] : attempts) {
+        const int64_t records = rows * rough.args.groups * record_bytes(rough.args.bits, rough.args.levels);
+        const int64_t found = Promises::bytes(rows, divide_up(rough.args.n, kIntegerColumns), pool_.size());
+        most = std::max(most, found + pool_.size() * sums_of_blocks(rows) * 4 + records);
+    }
+    return most;
+}
+
+bool Device::promise(const Attempt& attempt, int64_t rows, char* memory, const uint32_t* allowed, int64_t words, Promises& found) {
+    Shortlist& list = *attempt.list;
+    IntegerProduct rough = attempt.rough;
     if (list.pause > 0) return --list.pause, false;
     const int64_t blocks = divide_up(rough.args.n, kIntegerColumns), sums_size = sums_of_blocks(rows);
     found = Promises(memory, rows, blocks, pool_.size());
     auto* sums = reinterpret_cast<float*>(memory + Promises::bytes(rows, blocks, pool_.size()));
     const IntegerKernels& kernels = quantize_rows(rough, rows, reinterpret_cast<char*>(sums + pool_.size() * sums_size));
     over_rows(rough.args.tiles, 2 * rows * rough.args.groups * kGroup,
-              [&](int64_t t0, int64_t t1) { kernels.measure(rough.quantize, found.lengths, found.changes, t0, t1); });
+              [&](int64_t t0, int64_t t1) { kernels.measure(rough.quantize, list.inverse_sizes.data(), found.lengths, found.changes, t0, t1); });
     for (int64_t row = 0; row < rows; ++row) {
         if (!(found.lengths[row] < Shortlist::kLongest && found.changes[row] < Shortlist::kLongest)) return false;
     }
@@ -282,13 +298,17 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits, activation_levels_));
     const auto sums = scratch(pool_.size() * sums_of_blocks(rows.capacity) * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
-    const IntegerProduct rough = rough_product_of(in, weight);
-    const auto promises = scratch(weight.shortlist ? promise_bytes(rough, rows.capacity) : 0);
+    const std::vector<Attempt> attempts = attempts_by(weight.shortlists, in, &weight);
+    const auto promises = scratch(promise_bytes(attempts, rows.capacity));
     IntegerProduct product = product_of(in, weight, kIntegerColumns);
-    issue([this, product, rough, rows, bits, list = weight.shortlist, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
-           found = bests.data(), promised = promises.data(), places = out.ints(), stream = follow(spans_of(product.args, 1))]() mutable {
+    const Attempt* likely = attempt_for(attempts, rows.capacity);
+    const WeightStream stream{spans_of(product.args, 1), {}}; // nothing follows the head
+    follow(likely ? spans_of(likely->rough.args, 1) : stream.own);
+    issue([this, product, attempts, stream, rows, bits, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
+           found = bests.data(), promised = promises.data(), places = out.ints()]() mutable {
         const int64_t count = rows.now();
-        if (Promises tops; list && promise(*list, rough, count, promised, bits.now(), bits.words, tops)) {
+        const Attempt* attempt = attempt_for(attempts, count);
+        if (Promises tops; attempt && promise(*attempt, count, promised, bits.now(), bits.words, tops)) {
             const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
             const IntegerKernels& kernels = quantize_rows(product, count, memory, true);
             const auto compute = [&](int64_t row, int64_t block, int thread) {
@@ -299,12 +319,12 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
                 kernels.linear(now, row, row + 1, block, block + 1);
                 kernels_->best_of_block(best.of(thread, now, 1, std::min<int64_t>(kIntegerColumns, now.n - now.first_column)));
             };
-            if (settle(*list, tops, best, compute)) return best.merge(places);
+            if (settle(*attempt->list, tops, best, compute)) return best.merge(places);
         }
         const IntegerKernels& kernels = quantize_rows(product, count, memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size());
         const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
-        over_integer_units(product.args, cut, *stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {
+        over_integer_units(product.args, cut, stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {
             now.out = own + thread * sums_of_blocks(count);
             over_blocks_of_unit(kernels, now, cut, unit, 1, [&](const IntegerLinearArgs& a, int64_t some, int64_t columns) {
                 kernels_->best_of_block(best.of(thread, a, some, columns));

@@ -272,21 +272,22 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
     const int64_t chunk = std::min(rows.capacity, chunk_rows(*kernels_, args.k, act_bf16_ ? 2 : 4));
     const auto sums = scratch(pool_.size() * chunk * args.out_stride * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
-    const std::shared_ptr<Shortlist> list = weight.shortlist;
-    const IntegerProduct rough = list ? rough_product_of(in, *list->rough) : IntegerProduct{};
-    const auto promises = scratch(list ? promise_bytes(rough, rows.capacity) : 0);
+    const std::vector<Attempt> attempts = attempts_by(weight.shortlists, in, nullptr);
+    const auto promises = scratch(promise_bytes(attempts, rows.capacity));
+    const Attempt* likely = attempt_for(attempts, rows.capacity);
     const WeightStream stream{units_of(weight, 1), {}}; // nothing follows the head
-    follow(list ? spans_of(rough.args, 1) : stream.own);
-    issue([this, args, stream, rough, rows, bits, list, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), found = bests.data(),
+    follow(likely ? spans_of(likely->rough.args, 1) : stream.own);
+    issue([this, args, attempts, stream, rows, bits, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), found = bests.data(),
            promised = promises.data(), places = out.ints()] {
         const int64_t count = rows.now();
         const LinearArgs now = staged(args, count, stage);
-        if (Promises tops; list && promise(*list, rough, count, promised, bits.now(), bits.words, tops)) {
+        const Attempt* attempt = attempt_for(attempts, count);
+        if (Promises tops; attempt && promise(*attempt, count, promised, bits.now(), bits.words, tops)) {
             const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
             const auto compute = [&](int64_t row, int64_t block, int thread) {
                 best_of_blocks(now, row, row + 1, block, block + 1, best, own + thread * now.out_stride, thread, act_bf16_);
             };
-            if (settle(*list, tops, best, compute)) return best.merge(places);
+            if (settle(*attempt->list, tops, best, compute)) return best.merge(places);
         }
         const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
         multiply_argmax(now, stream, best, own, places, act_bf16_);

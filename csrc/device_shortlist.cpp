@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "best_of_rows.hpp"
 #include "device_parallel.hpp"
@@ -18,109 +19,177 @@ constexpr int64_t kLeastOutputs = 2048;
 constexpr int64_t kMostPause = 64;
 constexpr int64_t kRowsWithoutGain = 8; // of two levels: memory is what they wait for, and one level reads as much
 
-template <class Number> float length_of(int64_t count, const Number& number) {
-    constexpr int kLanes = 16;
+// Of `count` numbers, each times its size.
+float length_of(const float* numbers, const std::vector<float>& sizes) {
+    constexpr int64_t kLanes = 16;
     float squares[kLanes] = {}, sum = 0;
-    for (int64_t i = 0; i < count; i += kLanes) {
-        for (int lane = 0; lane < kLanes; ++lane) squares[lane] += number(i + lane) * number(i + lane);
+    for (size_t i = 0; i < sizes.size(); i += kLanes) {
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+            const float sized = numbers[i + lane] * sizes[i + lane];
+            squares[lane] += sized * sized;
+        }
     }
     for (float square : squares) sum += square;
     return std::sqrt(sum) * kLengthTimes + kLengthMore;
 }
 
-float length_of(const float* x, int64_t count) {
-    return length_of(count, [x](int64_t i) { return x[i]; });
-}
-
 // What sums of so many products lose by rounding, of the product of the lengths; and what comes with the bound itself.
 float rounding_of(int64_t inputs) { return static_cast<float>(inputs + 64) * 0x1p-23f; }
 
-// The rows of one block of a matrix, as numbers and as bytes make them.
-struct BlockRows {
-    explicit BlockRows(int64_t inputs) : exact(kColumnBlock * inputs), rough(exact.size()), bytes(exact.size()) {}
+// The roots of how large inputs are in a sixteenth of the blocks, relative to all. Any sizes are right that are not far from one.
+template <class Read> std::vector<float> sizes_of_inputs(int64_t rows, int64_t columns, const Read& read) {
+    constexpr int64_t kEvery = 16;
+    constexpr double kMost = 16;
+    std::vector<float> numbers(kColumnBlock * columns), sizes;
+    std::vector<double> squares(columns);
+    for (int64_t first = 0; first < rows; first += kEvery * kColumnBlock) {
+        const int64_t count = std::min<int64_t>(kColumnBlock, rows - first);
+        read(first, count, numbers.data());
+        for (int64_t row = 0; row < count; ++row) {
+            for (int64_t i = 0; i < columns; ++i) squares[i] += static_cast<double>(numbers[row * columns + i]) * numbers[row * columns + i];
+        }
+    }
+    const double mean = std::accumulate(squares.begin(), squares.end(), 0.0) / static_cast<double>(columns);
+    for (const double square : squares) {
+        const double size = std::sqrt(std::sqrt(square / mean));
+        sizes.push_back(static_cast<float>(size > 0 ? std::clamp(size, 1 / kMost, kMost) : 1.0)); // 1 if it is no number
+    }
+    return sizes;
+}
 
-    std::vector<float> exact, rough;
+// How many times as large as the least of a group's sizes the largest is, at most.
+float largest_step(const std::vector<float>& sizes) {
+    float step = 1;
+    for (auto group = sizes.begin(); group != sizes.end(); group += kGroup) {
+        const auto [least, most] = std::minmax_element(group, group + kGroup);
+        step = std::max(step, *most / *least);
+    }
+    return step;
+}
+
+// The rows of one block of a matrix: as they are, as fewer bits make them, and what of that are minimums.
+struct BlockRows {
+    explicit BlockRows(int64_t inputs)
+        : exact(kColumnBlock * inputs), rough(exact.size()), low(exact.size()), bytes(exact.size()), scales(exact.size() / kGroup),
+          minimums(scales.size()) {}
+
+    std::vector<float> exact, rough, low;
     std::vector<uint8_t> bytes;
-    uint16_t scales[kColumnBlock * kMostInputs / kGroup];
+    std::vector<uint16_t> scales, minimums;
+    std::vector<char> packed;
+
+    // A block of integers.
+    void read(const IntegerKernels& kernels, const char* block, int64_t count, int64_t groups, int bits) {
+        int32_t places[kColumnBlock];
+        std::iota(places, places + kColumnBlock, 0);
+        kernels.embedding({places, block, rough.data(), groups, bits}, 0, count);
+        if (bits >= 6) return;
+        // Where all values are zeros, nothing is left but minimums.
+        const int64_t bytes_of_group = group_bytes(bits);
+        packed.assign(block, block + groups * bytes_of_group);
+        for (int64_t g = 0; g < groups; ++g) std::memset(packed.data() + g * bytes_of_group, 0, 2 * bits * kLine);
+        kernels.embedding({places, packed.data(), low.data(), groups, bits}, 0, count);
+    }
+    // The length of a row of integers whose values times scales and minimums are summed apart, and may be larger than what they come
+    // to: no less than that of both.
+    float length_of_parts(int64_t at, const std::vector<float>& sizes, int bits) const {
+        return length_of(rough.data() + at, sizes) + (bits < 6 ? 2 * length_of(low.data() + at, sizes) : 0.0f);
+    }
 };
+
+// Whether there is nothing yet that a weight is worth.
+template <class Weight> bool wants_list(const Weight& w) {
+    return w.shortlists.empty() && !w.gated && w.columns > 0 && w.columns <= kMostInputs && w.columns % kGroup == 0 && w.rows >= kLeastOutputs;
+}
 
 } // namespace
 
-bool Device::shortlists(int64_t rows, int64_t columns, bool gated) const {
-    return !gated && columns > 0 && columns <= kMostInputs && columns % kGroup == 0 && rows >= kLeastOutputs;
-}
-
-template <class Call> std::shared_ptr<Shortlist> Device::measured(std::shared_ptr<Shortlist> list, int64_t rows, int64_t columns, const Call& call) {
+template <class Weight, class Read, class Call>
+void Device::add_list(Weight& weight, std::shared_ptr<Shortlist> list, const Read& read, const Call& call) {
     std::atomic<bool> possible = true;
     run([&] {
+        list->sizes = sizes_of_inputs(weight.rows, weight.columns, read);
+        for (const float size : list->sizes) list->inverse_sizes.push_back(1 / size);
         std::vector<std::unique_ptr<BlockRows>> memory(pool_.size());
-        over_units(divide_up(rows, kColumnBlock), [&](int64_t block, int thread) {
+        over_units(divide_up(weight.rows, kColumnBlock), [&](int64_t block, int thread) {
             if (!possible.load(std::memory_order_relaxed)) return;
-            if (!memory[thread]) memory[thread] = std::make_unique<BlockRows>(columns);
-            const int64_t first = block * kColumnBlock, count = std::min<int64_t>(kColumnBlock, rows - first);
-            bool sound = call(*memory[thread], block, count, list->per_input.data() + first, list->per_error.data() + first);
+            if (!memory[thread]) memory[thread] = std::make_unique<BlockRows>(weight.columns);
+            const int64_t first = block * kColumnBlock, count = std::min<int64_t>(kColumnBlock, weight.rows - first);
+            bool sound = call(*memory[thread], first, count);
             for (int64_t n = first; n < first + count; ++n) {
                 sound = sound && list->per_input[n] < Shortlist::kLongest && list->per_error[n] < Shortlist::kLongest;
             }
             if (!sound) possible = false;
         });
     });
-    return possible ? std::move(list) : nullptr;
+    if (possible) weight.shortlists.push_back(std::move(list));
 }
 
-void Device::shortlist(PackedWeight& weight, int64_t most_bytes) {
-    if (weight.shortlist || !shortlists(weight.rows, weight.columns, weight.gated)) return;
+template <class Weight, class Read>
+void Device::add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits, bool same_rows, int64_t most_bytes, const Read& read) {
     const int64_t k = weight.columns, groups = k / kGroup;
-    if (integer_weight_bytes(weight.rows, groups, 8) > most_bytes) return;
-    auto list = std::make_shared<Shortlist>(weight.rows);
-    list->rough = std::make_unique<IntegerWeight>(weight.rows, groups, 8, false, weights_);
-    // Tiles of more rows are as fast as bytes, and without vectors numbers are faster.
-    if (kernels_->activation == Activation::bf16_padded || integer_ == integer_generic()) list->most_rows = kFewRows - 1;
+    if (integer_weight_bytes(weight.rows, groups, bits) > most_bytes) return;
+    list->rough = std::make_unique<IntegerWeight>(weight.rows, groups, bits, false, weights_);
     const float rounding = rounding_of(k);
-    char* blocks = list->rough->memory.data();
-    weight.shortlist = measured(list, weight.rows, k, [&](BlockRows& own, int64_t block, int64_t count, float* per_input, float* per_error) {
-        int32_t ids[kColumnBlock], places[kColumnBlock];
-        for (int i = 0; i < kColumnBlock; ++i) ids[i] = static_cast<int32_t>(block * kColumnBlock) + (places[i] = i);
-        const EmbeddingArgs read{ids, weight.memory.data(), own.exact.data(), weight.rows, k, weight.bf16, weight.compact.get()};
-        (weight.compact ? kernels_->embedding_compact : kernels_->embedding)(read, 0, count);
-        const QuantizeWeightsArgs quantize{own.exact.data(), own.bytes.data(), own.scales, nullptr, false};
+    add_list(weight, list, read, [&](BlockRows& own, int64_t first, int64_t count) {
+        read(first, count, own.exact.data());
+        uint16_t* minimums = bits == 8 ? nullptr : own.minimums.data();
+        const QuantizeWeightsArgs quantize{own.exact.data(), own.bytes.data(), own.scales.data(), minimums, false, bits};
         if (integer_->quantize_weights(quantize, 0, count * groups) != QuantizeProblem::none) return false;
-        char* to = blocks + block * groups * group_bytes(8);
-        pack_integer_blocks({8, own.bytes.data(), own.scales, nullptr, count, groups}, false, to, 0, 1);
-        integer_->embedding({places, to, own.rough.data(), groups, 8}, 0, count);
-        for (int64_t i = 0; i < count; ++i) {
-            const float *w = own.exact.data() + i * k, *bytes = own.rough.data() + i * k;
-            const float length = length_of(w, k), rough = length_of(bytes, k);
-            const float apart = length_of(k, [=](int64_t at) { return w[at] - bytes[at]; });
-            per_input[i] = apart + rounding * (length + rough);
-            per_error[i] = rough + rounding * rough;
+        char* to = list->rough->memory.data() + first / kColumnBlock * groups * group_bytes(bits);
+        pack_integer_blocks({bits, own.bytes.data(), own.scales.data(), minimums, count, groups}, false, to, 0, 1);
+        own.read(*integer_, to, count, groups, bits);
+        for (int64_t at = 0, n = first; n < first + count; ++n, at += k) {
+            const float length = length_of(own.exact.data() + at, list->sizes), parts = own.length_of_parts(at, list->sizes, bits);
+            for (int64_t i = at; i < at + k; ++i) own.exact[i] -= own.rough[i];
+            list->per_input[n] = length_of(own.exact.data() + at, list->sizes) + rounding * (length + parts);
+            // Rows that are the same in both products differ from x by as much.
+            list->per_error[n] = same_rows ? list->per_input[n] : parts + rounding * parts;
         }
         return true;
     });
 }
 
-void Device::shortlist_integer(IntegerWeight& weight) {
-    if (weight.shortlist || activation_levels_ == 1 || !shortlists(weight.rows, weight.columns, weight.gated)) return;
+void Device::shortlist(PackedWeight& weight, int64_t most_bytes) {
+    if (!wants_list(weight)) return;
+    auto list = std::make_shared<Shortlist>(weight.rows);
+    // Tiles of more rows are as fast as bytes, and without vectors numbers are faster.
+    if (kernels_->activation == Activation::bf16_padded || integer_ == integer_generic()) list->most_rows = kFewRows - 1;
+    add_copy(weight, list, 8, false, most_bytes, [&](int64_t first, int64_t count, float* to) {
+        int32_t ids[kColumnBlock];
+        std::iota(ids, ids + count, static_cast<int32_t>(first));
+        const EmbeddingArgs read{ids, weight.memory.data(), to, weight.rows, weight.columns, weight.bf16, weight.compact.get()};
+        (weight.compact ? kernels_->embedding_compact : kernels_->embedding)(read, 0, count);
+    });
+}
+
+void Device::shortlist_integer(IntegerWeight& weight, int64_t most_bytes) {
+    if (!wants_list(weight)) return;
+    const int64_t k = weight.columns, groups = k / kGroup;
+    const auto read = [&](int64_t first, int64_t count, float* to) {
+        int32_t ids[kColumnBlock];
+        std::iota(ids, ids + count, static_cast<int32_t>(first));
+        integer_->embedding({ids, weight.memory.data(), to, groups, weight.bits}, 0, count);
+    };
+    const IntegerKernels& few = integer_->few ? *integer_->few() : *integer_;
+    if (weight.bits == 8 && few.rows_at_memory > 0) {
+        auto list = std::make_shared<Shortlist>(weight.rows);
+        list->levels = activation_levels_;
+        list->most_rows = few.rows_at_memory / activation_levels_;
+        add_copy(weight, list, 5, true, most_bytes, read);
+    }
+    if (activation_levels_ == 1) return;
     auto list = std::make_shared<Shortlist>(weight.rows);
     list->least_rows = kRowsWithoutGain + 1;
-    const int64_t k = weight.columns, groups = k / kGroup, group = group_bytes(weight.bits);
     const float rounding = rounding_of(k);
-    weight.shortlist = measured(list, weight.rows, k, [&](BlockRows& own, int64_t block, int64_t count, float* per_input, float* per_error) {
-        int32_t places[kColumnBlock];
-        for (int i = 0; i < kColumnBlock; ++i) places[i] = i;
-        const char* from = weight.memory.data() + block * groups * group;
-        integer_->embedding({places, from, own.rough.data(), groups, weight.bits}, 0, count);
-        // Where all values are zeros, nothing is left but minimums.
-        std::vector<char> minimums(from, from + groups * group);
-        for (int64_t g = 0; g < groups; ++g) std::memset(minimums.data() + g * group, 0, 2 * weight.bits * kLine);
-        if (weight.bits < 6) integer_->embedding({places, minimums.data(), own.exact.data(), groups, weight.bits}, 0, count);
-        for (int64_t i = 0; i < count; ++i) {
-            const float length = length_of(own.rough.data() + i * k, k);
-            // Values times scales and minimums are rounded apart, and may be larger than what they come to.
-            const float parts = length + (weight.bits < 6 ? 2 * length_of(own.exact.data() + i * k, k) : 0.0f);
-            // Numbers of two levels are within 1 / 65024 of a group's largest of what they stand for.
-            per_input[i] = 1e-4f * length + 2 * rounding * parts;
-            per_error[i] = length + rounding * parts;
+    add_list(weight, list, read, [&](BlockRows& own, int64_t first, int64_t count) {
+        own.read(*integer_, weight.memory.data() + first / kColumnBlock * groups * group_bytes(weight.bits), count, groups, weight.bits);
+        // Numbers of two levels are within 1 / 65024 of a group's largest of what they stand for.
+        const float change = 1e-4f * largest_step(list->sizes);
+        for (int64_t at = 0, n = first; n < first + count; ++n, at += k) {
+            const float length = length_of(own.rough.data() + at, list->sizes), parts = own.length_of_parts(at, list->sizes, weight.bits);
+            list->per_input[n] = change * length + 2 * rounding * parts;
+            list->per_error[n] = length + rounding * parts;
         }
         return true;
     });
@@ -151,9 +220,12 @@ bool Device::settle(Shortlist& list, const Promises& promises, const BestOfRows&
     ++list.settled;
     list.next_pause = 1;
     if (left == 0) return true;
-    over_spans(rows, [&](int64_t row, int thread) {
+    // Blocks by turns, as those of the likeliest tokens of all lie side by side.
+    const int64_t turns = divide_up(pool_.size(), rows);
+    over_spans(rows * turns, [&](int64_t unit, int thread) {
+        const int64_t row = unit / turns;
         if (std::isinf(promises.reached[row])) return;
-        for (int64_t block = 0; block < blocks; ++block) {
+        for (int64_t block = unit % turns; block < blocks; block += turns) {
             if (promises.tops[row * promises.row_stride + block] >= promises.reached[row]) compute(row, block, thread);
         }
     });

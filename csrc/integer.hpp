@@ -93,8 +93,9 @@ struct QuantizeWeightsArgs {
     const void* x;
     uint8_t* values;
     uint16_t* scales;
-    uint16_t* minimums; // null: 8 bits
+    uint16_t* minimums; // null with 8 bits
     bool x_bf16;
+    int bits; // 4, 5 or 8
 };
 
 enum class QuantizeProblem { none, not_finite, too_large };
@@ -103,12 +104,14 @@ struct IntegerKernels {
     const char* name;
     // Null, or the kernels that are to be used instead, with the same bits, for fewer than kManyRows rows.
     const IntegerKernels* (*few)();
+    // At most so many rows of one level, of two half as many, meet 5 bits of weights sooner than 8: memory is what they wait for.
+    int64_t rows_at_memory;
 
     int64_t (*tiles)(int64_t rows, int bits, int levels); // that so many rows are cut into, as equal as possible
     void (*linear)(const IntegerLinearArgs&, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1);
     void (*quantize)(const QuantizeArgs&, int64_t tile0, int64_t tile1);
-    // Of quantized rows of one level: their lengths, and those of what quantizing has changed; no less than they are.
-    void (*measure)(const QuantizeArgs&, float* lengths, float* changes, int64_t tile0, int64_t tile1);
+    // Of quantized rows, their numbers times `times`: their lengths, and those of what quantizing has changed; no less than they are.
+    void (*measure)(const QuantizeArgs&, const float* times, float* lengths, float* changes, int64_t tile0, int64_t tile1);
     void (*embedding)(const IntegerEmbeddingArgs&, int64_t row0, int64_t row1);
     // What is written where there is a problem means nothing.
     QuantizeProblem (*quantize_weights)(const QuantizeWeightsArgs&, int64_t group0, int64_t group1);

@@ -27,7 +27,7 @@ struct IntegerWeight {
     int bits;
     bool gated; // as PackArgs has it
     WeightMemory::Slice memory;
-    std::shared_ptr<Shortlist> shortlist; // may be null
+    std::vector<std::shared_ptr<Shortlist>> shortlists; // for different numbers of rows
 };
 
 // Of the blocks of a matrix. Throws std::invalid_argument for sizes out of range.

@@ -133,15 +133,20 @@ inline int32_t offset_of_half(const char* record, int half) { return word_at(rec
 
 inline float length_of(Vec squares) { return __builtin_sqrtf(vsum(squares)) * kLengthTimes + kLengthMore; }
 
-template <bool kBf16> inline void measure_row(const QuantizeArgs& a, int64_t row, const char* record, int64_t stride, float& length, float& change) {
+template <bool kBf16, int kLevels>
+inline void measure_row(const QuantizeArgs& a, const float* times, int64_t row, const char* record, int64_t stride, float& length, float& change) {
+    const auto bytes = [](const char* at, int v) { return vload_int8(reinterpret_cast<const int8_t*>(at) + v * W); };
+    const int64_t low = record_bytes(a.bits, 1);
     Vec all = vzero(), changed = vzero();
-    for (int64_t g = 0; g < a.groups; ++g, record += stride) {
+    for (int64_t g = 0; g < a.groups; ++g, record += stride, times += kGroup) {
         const Vec scale = vset(scale_at(record));
         Vec x[kGroup / W];
         load_group<kBf16>(a.x, (row * a.groups + g) * kGroup, x);
         for (int v = 0; v < kGroup / W; ++v) {
-            const Vec off = vsub(x[v], vmul(vload_int8(reinterpret_cast<const int8_t*>(record) + v * W), scale));
-            all = vfma(x[v], x[v], all);
+            Vec value = bytes(record, v);
+            if constexpr (kLevels == 2) value = vadd(vmul(value, vset(255.0f)), bytes(record + low, v)); // exact
+            const Vec factor = vload(times + v * W), part = vmul(x[v], factor), off = vmul(vsub(x[v], vmul(value, scale)), factor);
+            all = vfma(part, part, all);
             changed = vfma(off, off, changed);
         }
     }
@@ -149,14 +154,16 @@ template <bool kBf16> inline void measure_row(const QuantizeArgs& a, int64_t row
     change = length_of(changed);
 }
 
-void measure_rows(const QuantizeArgs& a, float* lengths, float* changes, int64_t tile0, int64_t tile1) {
+void measure_rows(const QuantizeArgs& a, const float* times, float* lengths, float* changes, int64_t tile0, int64_t tile1) {
     const int64_t bytes = record_bytes(a.bits, a.levels);
+    const auto one_level = a.x_bf16 ? measure_row<true, 1> : measure_row<false, 1>;
+    const auto two_levels = a.x_bf16 ? measure_row<true, 2> : measure_row<false, 2>;
+    const auto measure = a.levels == 2 ? two_levels : one_level;
     const EvenTiles rows(a.rows, a.tiles);
     for (int64_t tile = tile0; tile < tile1; ++tile) {
         const int64_t row0 = rows.begin(tile), size = rows.rows(tile);
         for (int64_t row = row0; row < row0 + size; ++row) {
-            const auto measure = a.x_bf16 ? measure_row<true> : measure_row<false>;
-            measure(a, row, a.out + (row0 * a.groups + row - row0) * bytes, size * bytes, lengths[row], changes[row]);
+            measure(a, times, row, a.out + (row0 * a.groups + row - row0) * bytes, size * bytes, lengths[row], changes[row]);
         }
     }
 }

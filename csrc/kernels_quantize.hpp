@@ -48,23 +48,23 @@ inline Vec magnitude_of(Vec v) { return vmax(v, vsub(vzero(), v)); }
 
 constexpr float kShrink[] = {1.0f, 0.88f};
 
-struct FourBits {
+struct FewBits {
     Vec scale, minimum, error;
     Vec quants[kGroup];
 };
 
 // The values nearest to the groups for that scale and minimum as they are stored, without the error.
-inline void choose_values(const Vec (&x)[kGroup], Vec scale, Vec minimum, FourBits& out) {
+template <int kMost> inline void choose_values(const Vec (&x)[kGroup], Vec scale, Vec minimum, FewBits& out) {
     out.scale = scale_as_stored(scale);
     out.minimum = rounded_to_half(minimum);
     const Vec inverse = inverse_of(out.scale);
     for (int i = 0; i < kGroup; ++i) {
         const Vec quant = vround(vmul(vsub(x[i], out.minimum), inverse));
-        out.quants[i] = vmin(vmax(quant, vzero()), vset(15.0f));
+        out.quants[i] = vmin(vmax(quant, vzero()), vset(static_cast<float>(kMost)));
     }
 }
 
-inline void measure_error(const Vec (&x)[kGroup], FourBits& found) {
+inline void measure_error(const Vec (&x)[kGroup], FewBits& found) {
     found.error = total([&](int i) {
         const Vec wrong = vsub(vadd(vmul(found.quants[i], found.scale), found.minimum), x[i]);
         return vmul(wrong, wrong);
@@ -72,7 +72,7 @@ inline void measure_error(const Vec (&x)[kGroup], FourBits& found) {
 }
 
 // Replaces scale and minimum by those that suit the values best: a linear regression for each group.
-inline void fit(const Vec (&x)[kGroup], const FourBits& rough, Vec& scale, Vec& minimum) {
+inline void fit(const Vec (&x)[kGroup], const FewBits& rough, Vec& scale, Vec& minimum) {
     const Vec part = vset(1.0f / kGroup);
     const Vec mean = vmul(total([&](int i) { return x[i]; }), part);
     const Vec middle = vmul(total([&](int i) { return rough.quants[i]; }), part);
@@ -86,7 +86,7 @@ inline void fit(const Vec (&x)[kGroup], const FourBits& rough, Vec& scale, Vec& 
 }
 
 // `reach` grows to the largest magnitude of the scales and minimums that were tried.
-inline void search_four_bits(const Vec (&x)[kGroup], FourBits& best, Vec& reach) {
+inline void search_four_bits(const Vec (&x)[kGroup], FewBits& best, Vec& reach) {
     Vec low = x[0], high = x[0];
     for (int i = 1; i < kGroup; ++i) {
         low = vmin(low, x[i]);
@@ -94,23 +94,23 @@ inline void search_four_bits(const Vec (&x)[kGroup], FourBits& best, Vec& reach)
     }
     low = vadd(low, vzero()); // -0 becomes 0: which of the two a minimum is depends on the order of its search
     high = vadd(high, vzero());
-    const auto widen = [&](const FourBits& tried) {
+    const auto widen = [&](const FewBits& tried) {
         reach = vmax(tried.scale, reach);
         reach = vmax(magnitude_of(tried.minimum), reach);
     };
     const Vec middle = vmul(vadd(low, high), vset(0.5f)), half = vmul(vsub(high, low), vset(0.5f));
     const Vec step = vset(static_cast<float>(2.0 / 15.0));
-    choose_values(x, vmul(half, step), low, best);
+    choose_values<15>(x, vmul(half, step), low, best);
     widen(best);
     measure_error(x, best);
     for (const float part : kShrink) {
-        FourBits found;
+        FewBits found;
         const Vec span = vmul(half, vset(part));
-        choose_values(x, vmul(span, step), vsub(middle, span), found);
+        choose_values<15>(x, vmul(span, step), vsub(middle, span), found);
         widen(found);
         Vec scale, minimum;
         fit(x, found, scale, minimum);
-        choose_values(x, scale, minimum, found);
+        choose_values<15>(x, scale, minimum, found);
         widen(found);
         measure_error(x, found);
         for (int i = 0; i < kGroup; ++i) best.quants[i] = vselect_ge(found.error, best.error, best.quants[i], found.quants[i]);
@@ -138,13 +138,28 @@ inline void store_halves(Vec v, uint16_t* out, int64_t count) {
 }
 
 inline void quantize_four(const Vec (&x)[kGroup], const QuantizeWeightsArgs& a, int64_t group, int64_t count, Vec& reach) {
-    FourBits best;
+    FewBits best;
     search_four_bits(x, best, reach);
     Vec codes[kGroup / 2];
     for (int i = 0; i < kGroup / 2; ++i) codes[i] = vadd(best.quants[i], vmul(best.quants[i + kGroup / 2], vset(16.0f)));
     store_bytes<kGroup / 2>(codes, a.values + group * (kGroup / 2), count);
     store_halves(best.scale, a.scales + group, count);
     store_halves(best.minimum, a.minimums + group, count);
+}
+
+// From the least value to the largest, without a search.
+inline void quantize_five(const Vec (&x)[kGroup], const QuantizeWeightsArgs& a, int64_t group, int64_t count, Vec& reach) {
+    Vec low = x[0], high = x[0];
+    for (int i = 1; i < kGroup; ++i) {
+        low = vmin(low, x[i]);
+        high = vmax(high, x[i]);
+    }
+    FewBits chosen;
+    choose_values<31>(x, vmul(vsub(high, low), vset(1.0f / 31)), low, chosen);
+    reach = vmax(chosen.scale, vmax(magnitude_of(chosen.minimum), reach));
+    store_bytes<kGroup>(chosen.quants, a.values + group * kGroup, count);
+    store_halves(chosen.scale, a.scales + group, count);
+    store_halves(chosen.minimum, a.minimums + group, count);
 }
 
 inline void quantize_eight(const Vec (&x)[kGroup], const QuantizeWeightsArgs& a, int64_t group, int64_t count, Vec& reach) {
@@ -167,12 +182,13 @@ QuantizeProblem quantize_weights(const QuantizeWeightsArgs& a, int64_t group0, i
         if (!(a.x_bf16 ? load_groups<true>(a.x, group, count, x) : load_groups<false>(a.x, group, count, x))) {
             return QuantizeProblem::not_finite;
         }
-        if (a.minimums) quantize_four(x, a, group, count, reach);
+        if (a.bits == 4) quantize_four(x, a, group, count, reach);
+        else if (a.bits == 5) quantize_five(x, a, group, count, reach);
         else quantize_eight(x, a, group, count, reach);
     }
     return vmax_of(reach) > 65504.0f ? QuantizeProblem::too_large : QuantizeProblem::none;
 }
 
 constexpr IntegerKernels integer_table(const char* name) {
-    return {name, nullptr, tiles_of, linear_integer, quantize_rows, measure_rows, embedding_integer, quantize_weights};
+    return {name, nullptr, kRowsAtMemory, tiles_of, linear_integer, quantize_rows, measure_rows, embedding_integer, quantize_weights};
 }

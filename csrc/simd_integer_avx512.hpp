@@ -5,9 +5,9 @@ using Dots = __m512i;
 using Bytes = __m512i;
 constexpr int kIntegerRows = 6;
 #ifdef OCTAVO_VNNI
-constexpr int kRowsAlone = 12, kRowsAloneEight = 10;
+constexpr int kRowsAlone = 12, kRowsAloneEight = 10, kRowsAtMemory = 4;
 #else
-constexpr int kRowsAlone = kIntegerRows, kRowsAloneEight = kIntegerRows; // a dot takes registers of its own
+constexpr int kRowsAlone = kIntegerRows, kRowsAloneEight = kIntegerRows, kRowsAtMemory = 0; // a dot takes registers of its own
 #endif
 constexpr bool kFused = true; // vfma rounds once
 // Vectors of outputs that a tile of so many rows takes at once.

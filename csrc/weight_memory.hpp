@@ -57,7 +57,7 @@ struct PackedWeight {
     std::vector<int64_t> first_exceptions;
     std::unique_ptr<Compact> compact;
 
-    std::shared_ptr<Shortlist> shortlist; // may be null
+    std::vector<std::shared_ptr<Shortlist>> shortlists; // one, if any
 };
 
 } // namespace octavo

@@ -46,8 +46,8 @@ def test_a_product(bits: int, dtype: str, activation_bits: int, arithmetic: str,
     ],
 )
 def test_the_largest_of_a_product(rows: int, copied: int, expected: tuple[int, int, str]) -> None:
-    shortlist = SimpleNamespace(num_bytes=copied, takes=lambda rows: rows > 2)
-    weight = SimpleNamespace(rows=64, columns=32, num_bytes=20 * 64, shortlist=shortlist)
+    shortlist = SimpleNamespace(num_bytes=copied, levels=1, takes=lambda rows: rows > 2)
+    weight = SimpleNamespace(rows=64, columns=32, num_bytes=20 * 64, shortlists=[shortlist])
     x, out = np.zeros((rows, 32), np.float32), np.zeros(rows, np.int32)
     found = work_of(call("linear_argmax", x, weight, result=out), Precision("bfloat16", 16))
     streamed, dots, arithmetic = expected

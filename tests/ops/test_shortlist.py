@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo import _native
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference.sampling import masked
 from octavo.quant.integer import quantize
@@ -55,7 +56,7 @@ def test_the_largest_of_plain_numbers(isa: str, dtype: str, kind: str, seed: int
     for threads in (1, 3):
         backend = device(isa, dtype, threads)
         weight = listed(backend, Dense(act(matrix, dtype)))
-        assert weight.shortlist.num_bytes > 0
+        assert [each.num_bytes > 0 for each in weight.shortlists] == [True]
         assert_same(backend, act(x, dtype), weight, some_allowed(seed, m, n))
 
 
@@ -86,8 +87,38 @@ def test_the_largest_of_integers_in_16_bits(
     layout = _in_bits(bits, matrix + (30 if far and bits < 6 else 0))  # minimums much larger than what is left of them
     backend = CpuBackend(compute_dtype="bfloat16", isa=isa, num_threads=2, activation_bits=16)
     weight = listed(backend, layout)
-    assert weight.shortlist.num_bytes == 0
+    assert weight.shortlists[-1].num_bytes == 0
     assert_same(backend, x.astype(BF16), weight, some_allowed(seed, m, n))
+
+
+@pytest.mark.parametrize("activation_bits", [8, 16])
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["normal", "outliers", "equals", "close"])
+@settings(max_examples=6, deadline=None)
+@given(seed=SEEDS, m=st.sampled_from([1, 2, 3, 4, 5]), groups=st.integers(1, 8), n=COLUMNS)
+def test_the_largest_for_few_rows_of_integers_in_8_bits(
+    isa: str, activation_bits: Any, kind: str, seed: int, m: int, groups: int, n: int
+) -> None:
+    x, matrix = matrix_and_rows(seed, m, 32 * groups, n, kind)
+    for threads in (1, 3):
+        backend = CpuBackend(compute_dtype="bfloat16", isa=isa, num_threads=threads, activation_bits=activation_bits)
+        weight = listed(backend, quantize(matrix, 8))
+        assert_same(backend, x.astype(BF16), weight, some_allowed(seed, m, n))
+
+
+@pytest.mark.skipif("avx512_vnni" not in _native.integer_kernels(device("auto", "bfloat16").isa), reason="5 bits are no faster")
+def test_integers_in_8_bits_have_a_copy_in_5() -> None:
+    matrix, x = normal(1, 4096, 576), normal(2, 5, 576)
+    matrix[100:105] += x  # else 5 bits do not tell which is the largest
+    layout = quantize(matrix, 8)
+    for bits, most_rows in ((8, 4), (16, 2)):
+        backend = CpuBackend(compute_dtype="bfloat16", num_threads=2, activation_bits=bits)
+        weight = listed(backend, layout)
+        few = weight.shortlists[0]
+        assert few.num_bytes == 4096 * 576 * 6 // 8
+        for rows in range(1, 6):
+            backend.ops.linear_argmax(x[:rows].astype(BF16), weight)
+        assert (few.settled, few.given_up) == (most_rows, 0)
 
 
 def test_few_columns_are_computed_twice() -> None:
@@ -97,16 +128,17 @@ def test_few_columns_are_computed_twice() -> None:
     x = normal(2, 3, 576).astype(BF16)
     for _ in range(3):
         backend.ops.linear_argmax(x, weight)
-    assert (weight.shortlist.settled, weight.shortlist.given_up) == (3, 0)
+    (shortlist,) = weight.shortlists
+    assert (shortlist.settled, shortlist.given_up) == (3, 0)
     same = np.zeros((3, 576), BF16)
     tried = []
     for _ in range(12):
         assert list(backend.ops.linear_argmax(same, weight)) == [0, 0, 0]
-        tried.append(weight.shortlist.given_up)
+        tried.append(shortlist.given_up)
     assert tried == [1, 1, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4]
     for _ in range(9):
         backend.ops.linear_argmax(x, weight)
-    assert (weight.shortlist.settled, weight.shortlist.given_up) == (5, 4)
+    assert (shortlist.settled, shortlist.given_up) == (5, 4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -126,7 +158,7 @@ def test_more_rows_than_a_chunk_has() -> None:
     backend = device("auto", "bfloat16")
     weight, x = listed(backend, Dense(normal(1, 3000, 256).astype(BF16))), normal(2, 500, 256).astype(BF16)
     assert_same(backend, x, weight, some_allowed(3, 500, 3000))
-    assert weight.shortlist.settled == 2
+    assert weight.shortlists[0].settled == 2
 
 
 @pytest.mark.parametrize(
@@ -138,18 +170,18 @@ def test_matrices_without_one(rows: int, columns: int, spoilt: float) -> None:
     if spoilt:
         matrix[5] = spoilt
     weight = listed(backend, Dense(matrix))
-    assert weight.shortlist is None
+    assert not weight.shortlists
     assert_same(backend, normal(2, 2, columns), weight, some_allowed(3, 2, rows))
 
 
 def test_none_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, weight = CpuBackend(num_threads=1), normal(1, 2048, 64)
     monkeypatch.setattr(backend, "available_memory", lambda: 16 * 2048 * 68 - 1)
-    assert listed(backend, Dense(weight)).shortlist is None
+    assert not listed(backend, Dense(weight)).shortlists
     monkeypatch.setattr(backend, "available_memory", lambda: 16 * 2048 * 68)
-    assert listed(backend, Dense(weight)).shortlist.num_bytes == 2048 * 68
+    assert listed(backend, Dense(weight)).shortlists[0].num_bytes == 2048 * 68
 
 
-def test_integers_with_activations_in_8_bits_have_none() -> None:
+def test_integers_in_fewer_bits_with_activations_in_8_have_none() -> None:
     backend = CpuBackend(num_threads=1, activation_bits=8)
-    assert listed(backend, quantize(normal(1, 2048, 64), 8)).shortlist is None
+    assert not listed(backend, quantize(normal(1, 2048, 64), 4)).shortlists

@@ -69,11 +69,11 @@ def _linear(a: Arguments, result: Any, precision: Precision) -> Work:
 
 
 def _argmax(a: Arguments, result: Any, precision: Precision) -> Work:
-    shortlist = a["weight"].shortlist
-    if shortlist is None or not shortlist.takes(len(a["x"])):
+    shortlist = next((each for each in a["weight"].shortlists if each.takes(len(a["x"]))), None)
+    if shortlist is None:
         return _linear(a, result, precision)
-    # One dot of bytes for each product; what is computed once more is little.
-    product = _linear(a, result, replace(precision, activation_bits=8))
+    # What is computed once more is little.
+    product = _linear(a, result, replace(precision, activation_bits=8 * shortlist.levels))
     return replace(product, streamed_bytes=shortlist.num_bytes or product.streamed_bytes, arithmetic="int8")
 
 
