@@ -175,7 +175,7 @@ void Device::shortlist_integer(IntegerWeight& weight, int64_t most_bytes) {
     if (weight.bits == 8 && few.rows_at_memory > 0) {
         auto list = std::make_shared<Shortlist>(weight.rows);
         list->levels = activation_levels_;
-        list->most_rows = few.rows_at_memory / activation_levels_;
+        list->most_rows = few.rows_at_memory - (activation_levels_ - 1);
         add_copy(weight, list, 5, true, most_bytes, read);
     }
     if (activation_levels_ == 1) return;

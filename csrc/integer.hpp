@@ -104,7 +104,7 @@ struct IntegerKernels {
     const char* name;
     // Null, or the kernels that are to be used instead, with the same bits, for fewer than kManyRows rows.
     const IntegerKernels* (*few)();
-    // At most so many rows of one level, of two half as many, meet 5 bits of weights sooner than 8: memory is what they wait for.
+    // At most so many rows of one level, of two one less, meet 5 bits of weights sooner than 8: memory is what they wait for.
     int64_t rows_at_memory;
 
     int64_t (*tiles)(int64_t rows, int bits, int levels); // that so many rows are cut into, as equal as possible

@@ -216,9 +216,12 @@ template <int kBits> void unpack_group(const char* w, char* to) {
     }
 }
 
-// The exact dots of a group's bytes at x, for R rows `kStride` bytes apart and V vectors of outputs, `w` being those of the first
-// vector. They are added to those that are given.
-template <int R, int V, int kStride, bool kUnpacked>
+// Where the bytes of a row are: rows are `kStride` bytes apart, or if kLow is not 0 two by two, that far from each other.
+template <int kStride, int kLow> constexpr int row_place(int r) { return kLow ? r / 2 * kStride + r % 2 * kLow : r * kStride; }
+
+// The exact dots of a group's bytes at x, for R rows as above and V vectors of outputs, `w` being those of the first vector. They are
+// added to those that are given.
+template <int kStride, int kLow, bool kUnpacked, int R, int V>
 inline __attribute__((always_inline)) void dot_bytes4(Dots (&dots)[R][V], const char* x, const char* w) {
     constexpr int kLines = 4;
     Fours sums[R][V];
@@ -239,13 +242,13 @@ inline __attribute__((always_inline)) void dot_bytes4(Dots (&dots)[R][V], const 
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            const Quad quad = dquad4(word_at(x + r * kStride + line * 4));
+            const Quad quad = dquad4(word_at(x + row_place<kStride, kLow>(r) + line * 4));
 #pragma GCC unroll 16
             for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], low[v], quad);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            const Quad quad = dquad4(word_at(x + r * kStride + (line + kLines) * 4));
+            const Quad quad = dquad4(word_at(x + row_place<kStride, kLow>(r) + (line + kLines) * 4));
 #pragma GCC unroll 16
             for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], high[v], quad);
         }
@@ -257,7 +260,7 @@ inline __attribute__((always_inline)) void dot_bytes4(Dots (&dots)[R][V], const 
     }
 }
 
-template <int R, int V, int kStride> inline __attribute__((always_inline)) void dot_bytes8(Dots (&dots)[R][V], const char* x, const char* w) {
+template <int kStride, int kLow, int R, int V> inline __attribute__((always_inline)) void dot_bytes8(Dots (&dots)[R][V], const char* x, const char* w) {
     constexpr int kLines = 8;
 #pragma GCC unroll 16
     for (int line = 0; line < kLines; ++line) {
@@ -268,7 +271,7 @@ template <int R, int V, int kStride> inline __attribute__((always_inline)) void 
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            const Quad8 quad = dquad8(word_at(x + r * kStride + line * 4));
+            const Quad8 quad = dquad8(word_at(x + row_place<kStride, kLow>(r) + line * 4));
 #pragma GCC unroll 16
             for (int v = 0; v < V; ++v) dots[r][v] = ddot8(dots[r][v], weights[v], quad);
         }
@@ -276,7 +279,7 @@ template <int R, int V, int kStride> inline __attribute__((always_inline)) void 
 }
 
 // The same for one half of a group's inputs, with 5 or 6 bits.
-template <int R, int V, int kStride, int kBits, int kHalf, bool kUnpacked>
+template <int kStride, int kLow, int kBits, int kHalf, bool kUnpacked, int R, int V>
 inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const char* x, const char* w) {
 #pragma GCC unroll 16
     for (int i = 0; i < 4; ++i) {
@@ -290,25 +293,48 @@ inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const ch
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            const Quad8 quad = dquad8(word_at(x + r * kStride + (kFirst + i) * 4));
+            const Quad8 quad = dquad8(word_at(x + row_place<kStride, kLow>(r) + (kFirst + i) * 4));
 #pragma GCC unroll 16
             for (int v = 0; v < V; ++v) dots[r][v] = ddot8(dots[r][v], weights[v], quad);
         }
     }
 }
 
-// The exact dots of a group's values, and an offset(row): those of their bytes, level by level, each of which bytes(dots, x, w)
-// adds.
+// Of the rows' second levels, how far from the first: kLow.
+template <int kBytes> struct Apart {
+    static constexpr int kLow = kBytes;
+};
+
+// The exact dots of a group's values, and an offset(row): those of their bytes, which bytes(dots, x, w, apart) adds; of both levels at
+// once where registers hold as many dots, else one after the other.
 template <int kBits, int kLevels, int R, int V, class Offset, class Call>
 inline __attribute__((always_inline)) void dot_levels(Dots (&dots)[R][V], const char* x, const char* w, const Offset& offset,
                                                       const Call& bytes) {
+    if constexpr (kLevels == 2 && R * V <= kDotsOfLevels) {
+        Dots both[2 * R][V];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+            for (int v = 0; v < V; ++v) {
+                both[2 * r][v] = dzero();
+                both[2 * r + 1][v] = offset(r);
+            }
+        }
+        bytes(both, x, w, Apart<record_bytes(kBits, 1)>());
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+            for (int v = 0; v < V; ++v) dots[r][v] = dadd(dtimes255(both[2 * r][v]), both[2 * r + 1][v]);
+        }
+        return;
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
         const Dots start = kLevels == 1 ? offset(r) : dzero();
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) dots[r][v] = start;
     }
-    bytes(dots, x, w);
+    bytes(dots, x, w, Apart<0>());
     if constexpr (kLevels == 2) {
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
@@ -316,7 +342,7 @@ inline __attribute__((always_inline)) void dot_levels(Dots (&dots)[R][V], const 
 #pragma GCC unroll 16
             for (int v = 0; v < V; ++v) dots[r][v] = dadd(dtimes255(dots[r][v]), own);
         }
-        bytes(dots, x + record_bytes(kBits, 1), anew(w));
+        bytes(dots, x + record_bytes(kBits, 1), anew(w), Apart<0>());
     }
 }
 
@@ -380,14 +406,18 @@ inline __attribute__((always_inline)) void accumulate_group6(Acc& acc, int first
     const auto offset = [&](int half) {
         return [=](int r) __attribute__((always_inline)) { return dset(offset_of_half(x + r * kStride, half)); };
     };
-    dot_levels<6, kLevels>(dots, x, w, offset(0), dot_half<R, N, kStride, 6, 0, kUnpacked>);
+    dot_levels<6, kLevels>(dots, x, w, offset(0), [](auto& to, const char* from, const char* with, auto apart) __attribute__((always_inline)) {
+        dot_half<kStride, apart.kLow, 6, 0, kUnpacked>(to, from, with);
+    });
 #pragma GCC unroll 16
     for (int v = 0; v < N; ++v) {
         const Vec scale = load_scale<kUnpacked>(scales, (first + v) * W);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) products[r][v] = vmul(dfloat(dots[r][v]), scale);
     }
-    dot_levels<6, kLevels>(dots, x, w, offset(1), dot_half<R, N, kStride, 6, 1, kUnpacked>);
+    dot_levels<6, kLevels>(dots, x, w, offset(1), [](auto& to, const char* from, const char* with, auto apart) __attribute__((always_inline)) {
+        dot_half<kStride, apart.kLow, 6, 1, kUnpacked>(to, from, with);
+    });
 #pragma GCC unroll 16
     for (int v = 0; v < N; ++v) {
         const Vec scale = load_scale<kUnpacked>(scales, kIntegerColumns + (first + v) * W);
@@ -423,14 +453,18 @@ inline __attribute__((always_inline)) void accumulate_group(Acc& acc, const char
     const auto none = [](int) __attribute__((always_inline)) { return dset(kStart); };
     Dots dots[R][V];
     if constexpr (kBits == 4) {
-        dot_levels<4, kLevels>(dots, x, w, none, dot_bytes4<R, V, kStride, kUnpacked>);
+        dot_levels<4, kLevels>(dots, x, w, none, [](auto& to, const char* from, const char* with, auto apart) __attribute__((always_inline)) {
+            dot_bytes4<kStride, apart.kLow, kUnpacked>(to, from, with);
+        });
     } else if constexpr (kBits == 8) {
         const auto all = [=](int r) __attribute__((always_inline)) { return dset(kShifted ? offset_of_all(x + r * kStride) : kStart); };
-        dot_levels<8, kLevels>(dots, x, w, all, dot_bytes8<R, V, kStride>);
+        dot_levels<8, kLevels>(dots, x, w, all, [](auto& to, const char* from, const char* with, auto apart) __attribute__((always_inline)) {
+            dot_bytes8<kStride, apart.kLow>(to, from, with);
+        });
     } else {
-        dot_levels<5, kLevels>(dots, x, w, none, [](Dots(&to)[R][V], const char* from, const char* with) __attribute__((always_inline)) {
-            dot_half<R, V, kStride, 5, 0, false>(to, from, with);
-            dot_half<R, V, kStride, 5, 1, false>(to, from, with);
+        dot_levels<5, kLevels>(dots, x, w, none, [](auto& to, const char* from, const char* with, auto apart) __attribute__((always_inline)) {
+            dot_half<kStride, apart.kLow, 5, 0, false>(to, from, with);
+            dot_half<kStride, apart.kLow, 5, 1, false>(to, from, with);
         });
     }
     constexpr bool kMinimums = kBits != 8;

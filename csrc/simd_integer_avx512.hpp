@@ -4,6 +4,7 @@
 using Dots = __m512i;
 using Bytes = __m512i;
 constexpr int kIntegerRows = 6;
+constexpr int kDotsOfLevels = 8; // vectors of them, as many of each level, leave registers for the rest
 #ifdef OCTAVO_VNNI
 constexpr int kRowsAlone = 12, kRowsAloneEight = 10, kRowsAtMemory = 4;
 #else

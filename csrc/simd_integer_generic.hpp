@@ -4,7 +4,7 @@
 typedef int16_t ShortVec __attribute__((vector_size(16)));
 using Dots = IntVec;
 using Bytes = WordVec;
-constexpr int kIntegerRows = 4, kRowsAlone = 4, kRowsAloneEight = 4, kRowsAtMemory = 0;
+constexpr int kIntegerRows = 4, kDotsOfLevels = 0, kRowsAlone = 4, kRowsAloneEight = 4, kRowsAtMemory = 0;
 constexpr bool kFused = false; // vfma rounds once
 // Vectors of outputs that a tile of so many rows takes at once.
 constexpr int vecs_of(int64_t) { return 1; }
