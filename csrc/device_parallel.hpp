@@ -7,7 +7,8 @@
 
 namespace octavo {
 
-constexpr int64_t kParallelWork = 16384; // elements below which waking another thread costs more than it brings
+// Elements below which waking another thread costs more than it brings. On Zen fewer were not measured.
+constexpr int64_t kParallelWork = 4096, kParallelWorkZen = 16384;
 
 constexpr int64_t kFewRows = 4;         // below, products of plain numbers take two blocks at once: memory is what they wait for
 
@@ -43,7 +44,8 @@ template <class Call> void Device::over_spans(int64_t count, const Call& call) {
 }
 
 template <class Call> void Device::over_rows(int64_t rows, int64_t work, const Call& call) {
-    int64_t units = std::min({rows, int64_t{4} * pool_.size(), std::max<int64_t>(1, work / kParallelWork)});
+    const int64_t least = tuning_ == Tuning::common ? kParallelWork : kParallelWorkZen;
+    const int64_t units = std::min({rows, int64_t{4} * pool_.size(), std::max<int64_t>(1, work / least)});
     over_spans(units, [&](int64_t unit, int) { call(rows * unit / units, rows * (unit + 1) / units); });
 }
 
