@@ -87,7 +87,7 @@ class _Pending:
 
     @property
     def finished(self) -> bool:
-        return all(branch.output.finish_reason is not None for branch in self.branches)
+        return self.result.finished
 
     def take(self, delta: TokenDelta) -> str:
         branch = self.branches[delta.branch]
@@ -99,7 +99,8 @@ class _Pending:
             self.result.prompt_logprobs = [None, *entries]
         self.result.num_cached_tokens = delta.num_cached_tokens
         self.result.metrics = delta.metrics or self.result.metrics
-        if self.finished:
+        output = branch.output
+        if output.finish_reason is not None and all(each.output.finish_reason is not None for each in self.branches):
             self._finish()
         return text
 

@@ -37,7 +37,7 @@ class BeamState(msgspec.Struct, frozen=True, gc=False):
     cumulative_logprob: float
 
 
-class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """New tokens of one branch of one request. The branch's last delta has a ``finish_reason``, the request's last ``metrics``.
 
     ``stop_reason`` is the id of the stop token that ended the branch (not set for the model's own end-of-sequence token), or

@@ -55,6 +55,7 @@ class Planner:
         demand: list[tuple[Sequence, int]] = []
         taken = 0
         last_computed = group.max_tokens_total - 1  # nobody reads what the very last token would add to the cache
+        needs_prompt_logprobs = group.needs_prompt_logprobs
         for seq in group.sequences:
             if seq.finished or seq.num_computed >= min(len(seq.token_ids), last_computed):
                 continue
@@ -64,10 +65,10 @@ class Planner:
                 continue
             lacking = min(len(seq.token_ids) + len(seq.drafts), last_computed) - seq.num_computed
             allowed = step.budget.allowed(lacking, taken)
-            if group.needs_prompt_logprobs:
+            if needs_prompt_logprobs:
                 allowed = min(allowed, PROMPT_LOGPROBS_CHUNK)
             num_tokens = min(lacking, allowed)
-            if num_tokens < lacking and not self._splits_prompts and not group.needs_prompt_logprobs:
+            if num_tokens < lacking and not self._splits_prompts and not needs_prompt_logprobs:
                 break
             if num_tokens > 0:
                 demand.append((seq, num_tokens))
@@ -123,7 +124,7 @@ class Planner:
         step.scheduled.append(self._scheduled(group, seq, start, tokens, num_drafts, targets))
         if targets and not num_drafts:
             seq.drafts = []  # for which there was no room; behind the next token they would be out of place
-            if not group.params.needs_host and not self._speculation.is_on:
+            if not group.needs_host and not self._speculation.is_on:
                 for target in targets:
                     target.token_ids.append(PENDING)
         group.num_in_flight += 1
@@ -150,11 +151,11 @@ class Planner:
             token_ids=tokens,
             prompt_len=seq.prompt_len,
             num_drafts=num_drafts,
-            sample_rows=tuple(t.row for t in targets),
-            seeds=tuple(t.seed for t in targets),
+            sample_rows=tuple([t.row for t in targets]),
+            seeds=tuple([t.seed for t in targets]),
             params=params if targets else None,
-            num_logprobs=(0 if params.selects and params.num_logprobs is None else params.num_logprobs) if targets else None,
-            history=list(seq.token_ids) if targets and params.needs_history else None,
+            num_logprobs=group.num_logprobs if targets else None,
+            history=list(seq.token_ids) if targets and group.needs_history else None,
             bad_words_token_ids=group.request.bad_words_token_ids if targets else (),
             num_prompt_logprobs=params.prompt_logprobs if prompt_targets else None,
             prompt_targets=prompt_targets,

@@ -143,7 +143,7 @@ class Results:
             self._residence.release(seq)
         self._counters.generation_tokens += len(tokens)
         _note_times(group, now)
-        metrics = request_metrics(group) if not group.live else None
+        metrics = request_metrics(group) if reason is not None and not group.live else None
         deltas.extend(deltas_of(group, seq, tokens, logprobs, reason, stop_reason, metrics))
         group.prompt_logprobs = None
         if metrics is not None:

@@ -249,13 +249,15 @@ class Scheduler:
             group = running[index]
             index += 1
             demand = self._planner.demand(group, step)
-            if demand and not self.kv.fits(demand):
+            if not demand:
+                continue
+            if not self.kv.fits(demand):
                 demand = self._planner.without_drafts(group, demand, step)
-            if demand and not self.kv.fits(demand):
-                yielded = True
-                if not self._residence.make_room(group, demand):
-                    self._schedule_within_blocks(running[index:-1], step)
-                    return True
+                if demand and not self.kv.fits(demand):
+                    yielded = True
+                    if not self._residence.make_room(group, demand):
+                        self._schedule_within_blocks(running[index:-1], step)
+                        return True
             self._planner.plan(group, demand, step)
         return yielded
 

@@ -100,6 +100,7 @@ class SequenceGroup:
     ``turn`` is where a policy has put the group in its order.
     With ``search``, ``sequences`` are its running beams in their order, ``candidates`` what this round has brought so far by
     sequence id, and the branches are the beams that will be returned. ``compiling`` will be the first sequence's grammar.
+    ``needs_host``, ``needs_history`` and ``num_logprobs`` (of draws) follow from the parameters, which are asked in every step.
     """
 
     request: Request
@@ -121,6 +122,14 @@ class SequenceGroup:
     search: BeamSearchState | None = None
     candidates: dict[int, Candidates] = field(default_factory=dict)
     compiling: Future[Grammar] | None = None
+    needs_host: bool = field(init=False)
+    needs_history: bool = field(init=False)
+    num_logprobs: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        params = self.params
+        self.needs_host, self.needs_history = params.needs_host, params.needs_history
+        self.num_logprobs = 0 if params.selects and params.num_logprobs is None else params.num_logprobs
 
     @property
     def params(self) -> SamplingParams:

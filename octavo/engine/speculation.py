@@ -117,25 +117,26 @@ class Speculation:
     def _worth(self, group: SequenceGroup, seq: Sequence, price: float) -> list[float]:
         """Of drafts that are proposed, or would be."""
         most = len(seq.drafts) or self._most_each * seq.guesses.has_idea
-        return _worth_while(seq.guesses.chance, price, 0 if group.params.needs_host else most)
+        return _worth_while(seq.guesses.chance, price, 0 if group.needs_host else most)
 
     def propose(self, group: SequenceGroup, seq: Sequence) -> None:
         """Guess what follows the last token, which is known."""
         seq.drafts = []
-        if self.is_on and not group.params.needs_host:
+        if self.is_on and not group.needs_host:
             room = group.max_tokens_total - len(seq.token_ids) - 1
             worth = _worth_while(seq.guesses.chance, self.cost.price(self.num_running), self._most_each)
             seq.drafts = seq.guesses.lookup.propose(seq.token_ids, len(seq.token_ids), min(len(worth), room))
 
     def drawn(self, group: SequenceGroup, seq: Sequence, position: int) -> None:
         """The token at ``position`` has come without drafts."""
-        if self._most_each > 0 and not group.params.needs_host:
+        if self._most_each > 0 and not group.needs_host:
             seq.guesses.watch(seq.token_ids, position + 1)
 
     def observe(self, plan: SchedulerOutput, output: ModelOutput) -> None:
         """Steps tell what they took, if they did nothing but draw a token or more for each sequence."""
-        decodes = all(len(seq.token_ids) == 1 + seq.num_drafts for seq in plan.sequences)
-        if not self._most_each or not plan.sequences or not decodes or not all(output.token_ids):
+        if not self._most_each or not plan.sequences or not all(output.token_ids):
+            return
+        if any(len(seq.token_ids) != 1 + seq.num_drafts for seq in plan.sequences):
             return
         seconds = output.timings.forward + output.timings.sampling
         self.cost.observe(sequences=len(plan.sequences), rows=plan.num_tokens, seconds=seconds)

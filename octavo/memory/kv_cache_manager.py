@@ -111,15 +111,20 @@ class KVCacheManager:
 
     def demand(self, wanted: Iterable[tuple[KVSequence, int]]) -> int:
         """Exactly how many free blocks it takes to compute n more tokens of each sequence, copy-on-write included."""
-        total = 0
+        total, size = 0, self.block_size
         writers: dict[int, tuple[Block, int]] = {}
-        for seq, num_tokens in wanted:
-            total += max(0, self.num_blocks_for(seq.num_computed + num_tokens) - len(seq.blocks))
-            block = self._write_target(seq)
-            if block is not None and block.ref_count > 1:
+        for seq, num_tokens in wanted:  # no calls: this is asked of every sequence in every step
+            computed, blocks = seq.num_computed, seq.blocks
+            lacking = -(-(computed + num_tokens) // size) - len(blocks)
+            if lacking > 0:
+                total += lacking
+            index = computed // size
+            if index < len(blocks) and blocks[index].ref_count > 1:
+                block = blocks[index]
                 writers[block.id] = (block, writers.get(block.id, (block, 0))[1] + 1)
-        # Of a block's holders the last one left writes in place.
-        return total + sum(min(count, block.ref_count - 1) for block, count in writers.values())
+        if writers:  # of a block's holders the last one left writes in place
+            total += sum(min(count, block.ref_count - 1) for block, count in writers.values())
+        return total
 
     def blocks_needed(self, *, prompt_len: int, max_len: int, num_sequences: int) -> int:
         """The smallest pool in which such a group can run alone: full blocks of the prompt once, the rest for each sequence.
@@ -141,18 +146,14 @@ class KVCacheManager:
         """Whether there is room to compute n more tokens of each sequence and ``spare`` blocks beside it."""
         return self.demand(wanted) + spare <= self.device.num_free
 
-    def _write_target(self, seq: KVSequence) -> Block | None:
-        """The existing block that the sequence's next token goes to."""
-        index = seq.num_computed // self.block_size
-        return seq.blocks[index] if index < len(seq.blocks) else None
-
     def allocate(self, seq: KVSequence, num_tokens: int) -> None:
         """Make room for ``num_tokens`` more. The caller has checked that it ``fits``."""
-        target = self._write_target(seq)
-        if target is not None:
+        index = seq.num_computed // self.block_size
+        if index < len(seq.blocks):
+            target = seq.blocks[index]
             if target.ref_count > 1:
-                self._copy_on_write(seq, seq.num_computed // self.block_size)
-            else:
+                self._copy_on_write(seq, index)
+            elif target.hash is not None:
                 self.device.retract(target)
         for index in range(len(seq.blocks), self.num_blocks_for(seq.num_computed + num_tokens)):
             block = self.device.allocate()

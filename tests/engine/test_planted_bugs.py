@@ -141,13 +141,13 @@ BUGS = [
     Bug(
         "beams that plan ahead",
         PLANNING,
-        "not group.params.needs_host and",
-        "not (group.params.needs_history or group.params.structured_outputs) and",
+        "not group.needs_host and",
+        "not (group.needs_history or group.params.structured_outputs) and",
     ),
     Bug(
         "grammars that plan ahead",
         PLANNING,
-        "not group.params.needs_host and",
+        "not group.needs_host and",
         "not (group.params.needs_history or group.params.beam) and",
     ),
     Bug("branches that share a grammar", DECODING, "grammar=parent.grammar.fork() if", "grammar=parent.grammar if"),
@@ -161,10 +161,10 @@ BUGS = [
     Bug(
         "drafts for a grammar",
         SPECULATION,
-        "is_on and not group.params.needs_host:",
+        "is_on and not group.needs_host:",
         "is_on and not group.params.needs_history:",
     ),
-    Bug("a demand that forgets copy-on-write", MANAGER, "return total + sum(", "return total + 0 * sum("),
+    Bug("a demand that forgets copy-on-write", MANAGER, "total += sum(", "total += 0 * sum("),
     Bug(
         "a fork that copies before its source is computed",
         CONTIGUOUS,
