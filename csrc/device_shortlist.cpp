@@ -19,7 +19,7 @@ constexpr int64_t kLeastOutputs = 2048;
 constexpr int64_t kMostPause = 64;
 constexpr int64_t kRowsWithoutGain = 8; // of two levels: memory is what they wait for, and one level reads as much
 
-// Of `count` numbers, each times its size.
+// Of numbers times sizes.
 float length_of(const float* numbers, const std::vector<float>& sizes) {
     constexpr int64_t kLanes = 16;
     float squares[kLanes] = {}, sum = 0;
