@@ -197,13 +197,12 @@ private:
     const IntegerKernels& quantize_rows(IntegerProduct& product, int64_t rows, char* records, bool alone = false);
 
     // Adds the list to the weight's, with what call(memory, first, count) measures of each block of its columns, unless that is too
-    // much for a bound or `call` says so; read(first, count, to) dequantizes columns.
-    template <class Weight, class Read, class Call>
-    void add_list(Weight& weight, std::shared_ptr<Shortlist> list, const Read& read, const Call& call);
-    // Adds the list with a copy of the weight in so many bits, unless that takes more memory. same_rows: activations are the same
-    // integers in both products.
+    // much for a bound or `call` says so.
+    template <class Weight, class Call> void add_list(Weight& weight, std::shared_ptr<Shortlist> list, const Call& call);
+    // Adds the list with a copy of the weight in so many bits; read(first, count, to) dequantizes columns. same_rows: activations are
+    // the same integers in both products.
     template <class Weight, class Read>
-    void add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits, bool same_rows, int64_t most_bytes, const Read& read);
+    void add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits, bool same_rows, const std::vector<float>& sizes, const Read& read);
     // A product by a shortlist, and what is multiplied first.
     struct Attempt {
         std::shared_ptr<Shortlist> list;
@@ -217,8 +216,8 @@ private:
     int64_t sums_of_blocks(int64_t rows) const;
     // Bytes of scratch that so many rows need to be promised anything.
     int64_t promise_bytes(const std::vector<Attempt>& attempts, int64_t rows) const;
-    // For bodies: multiplies roughly, in such scratch. False: the product is to be exact at once.
-    bool promise(const Attempt& attempt, int64_t rows, char* memory, const uint32_t* allowed, int64_t words, Promises& found);
+    // For bodies: multiplies roughly, in such scratch, by the list that is returned. Null: the product is to be exact at once.
+    Shortlist* promise(const std::vector<Attempt>& attempts, int64_t rows, char* memory, const uint32_t* allowed, int64_t words, Promises& found);
     using ComputeBlock = std::function<void(int64_t row, int64_t block, int thread)>;
     // For bodies: computes what may be the largest, and so holds it against the best. False: there is too much of it.
     bool settle(Shortlist& list, const Promises& promises, const BestOfRows& best, const ComputeBlock& compute);

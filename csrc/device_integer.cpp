@@ -258,10 +258,13 @@ int64_t Device::promise_bytes(const std::vector<Attempt>& attempts, int64_t rows
     return most;
 }
 
-bool Device::promise(const Attempt& attempt, int64_t rows, char* memory, const uint32_t* allowed, int64_t words, Promises& found) {
-    Shortlist& list = *attempt.list;
-    IntegerProduct rough = attempt.rough;
-    if (list.pause > 0) return --list.pause, false;
+Shortlist* Device::promise(const std::vector<Attempt>& attempts, int64_t rows, char* memory, const uint32_t* allowed, int64_t words,
+                           Promises& found) {
+    const Attempt* attempt = attempt_for(attempts, rows);
+    if (!attempt) return nullptr;
+    Shortlist& list = *attempt->list;
+    IntegerProduct rough = attempt->rough;
+    if (list.pause > 0) return --list.pause, nullptr;
     const int64_t blocks = divide_up(rough.args.n, kIntegerColumns), sums_size = sums_of_blocks(rows);
     found = Promises(memory, rows, blocks, pool_.size());
     auto* sums = reinterpret_cast<float*>(memory + Promises::bytes(rows, blocks, pool_.size()));
@@ -269,7 +272,7 @@ bool Device::promise(const Attempt& attempt, int64_t rows, char* memory, const u
     over_rows(rough.args.tiles, 2 * rows * rough.args.groups * kGroup,
               [&](int64_t t0, int64_t t1) { kernels.measure(rough.quantize, list.inverse_sizes.data(), found.lengths, found.changes, t0, t1); });
     for (int64_t row = 0; row < rows; ++row) {
-        if (!(found.lengths[row] < Shortlist::kLongest && found.changes[row] < Shortlist::kLongest)) return false;
+        if (!(found.lengths[row] < Shortlist::kLongest && found.changes[row] < Shortlist::kLongest)) return nullptr;
     }
     std::fill_n(found.floors, pool_.size() * found.stride, -std::numeric_limits<float>::infinity());
     const IntegerCut cut = cut_integer(rough.args, pool_.size());
@@ -283,7 +286,7 @@ bool Device::promise(const Attempt& attempt, int64_t rows, char* memory, const u
                                         allowed ? allowed + row0 * words : nullptr, words});
         });
     });
-    return true;
+    return &list;
 }
 
 // Block by block, whose products lie in a cache until the best of their rows are known.
@@ -307,8 +310,8 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     issue([this, product, attempts, stream, rows, bits, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
            found = bests.data(), promised = promises.data(), places = out.ints()]() mutable {
         const int64_t count = rows.now();
-        const Attempt* attempt = attempt_for(attempts, count);
-        if (Promises tops; attempt && promise(*attempt, count, promised, bits.now(), bits.words, tops)) {
+        Promises tops;
+        if (Shortlist* list = promise(attempts, count, promised, bits.now(), bits.words, tops)) {
             const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
             const IntegerKernels& kernels = quantize_rows(product, count, memory, true);
             const auto compute = [&](int64_t row, int64_t block, int thread) {
@@ -319,7 +322,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
                 kernels.linear(now, row, row + 1, block, block + 1);
                 kernels_->best_of_block(best.of(thread, now, 1, std::min<int64_t>(kIntegerColumns, now.n - now.first_column)));
             };
-            if (settle(*attempt->list, tops, best, compute)) return best.merge(places);
+            if (settle(*list, tops, best, compute)) return best.merge(places);
         }
         const IntegerKernels& kernels = quantize_rows(product, count, memory);
         const IntegerCut cut = cut_integer(product.args, pool_.size());

@@ -281,13 +281,13 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
            promised = promises.data(), places = out.ints()] {
         const int64_t count = rows.now();
         const LinearArgs now = staged(args, count, stage);
-        const Attempt* attempt = attempt_for(attempts, count);
-        if (Promises tops; attempt && promise(*attempt, count, promised, bits.now(), bits.words, tops)) {
+        Promises tops;
+        if (Shortlist* list = promise(attempts, count, promised, bits.now(), bits.words, tops)) {
             const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
             const auto compute = [&](int64_t row, int64_t block, int thread) {
                 best_of_blocks(now, row, row + 1, block, block + 1, best, own + thread * now.out_stride, thread, act_bf16_);
             };
-            if (settle(*attempt->list, tops, best, compute)) return best.merge(places);
+            if (settle(*list, tops, best, compute)) return best.merge(places);
         }
         const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
         multiply_argmax(now, stream, best, own, places, act_bf16_);

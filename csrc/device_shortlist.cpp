@@ -104,12 +104,9 @@ template <class Weight> bool wants_list(const Weight& w) {
 
 } // namespace
 
-template <class Weight, class Read, class Call>
-void Device::add_list(Weight& weight, std::shared_ptr<Shortlist> list, const Read& read, const Call& call) {
+template <class Weight, class Call> void Device::add_list(Weight& weight, std::shared_ptr<Shortlist> list, const Call& call) {
     std::atomic<bool> possible = true;
     run([&] {
-        list->sizes = sizes_of_inputs(weight.rows, weight.columns, read);
-        for (const float size : list->sizes) list->inverse_sizes.push_back(1 / size);
         std::vector<std::unique_ptr<BlockRows>> memory(pool_.size());
         over_units(divide_up(weight.rows, kColumnBlock), [&](int64_t block, int thread) {
             if (!possible.load(std::memory_order_relaxed)) return;
@@ -126,12 +123,12 @@ void Device::add_list(Weight& weight, std::shared_ptr<Shortlist> list, const Rea
 }
 
 template <class Weight, class Read>
-void Device::add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits, bool same_rows, int64_t most_bytes, const Read& read) {
+void Device::add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits, bool same_rows, const std::vector<float>& sizes,
+                      const Read& read) {
     const int64_t k = weight.columns, groups = k / kGroup;
-    if (integer_weight_bytes(weight.rows, groups, bits) > most_bytes) return;
     list->rough = std::make_unique<IntegerWeight>(weight.rows, groups, bits, false, weights_);
     const float rounding = rounding_of(k);
-    add_list(weight, list, read, [&](BlockRows& own, int64_t first, int64_t count) {
+    add_list(weight, list, [&](BlockRows& own, int64_t first, int64_t count) {
         read(first, count, own.exact.data());
         uint16_t* minimums = bits == 8 ? nullptr : own.minimums.data();
         const QuantizeWeightsArgs quantize{own.exact.data(), own.bytes.data(), own.scales.data(), minimums, false, bits};
@@ -140,9 +137,9 @@ void Device::add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits,
         pack_integer_blocks({bits, own.bytes.data(), own.scales.data(), minimums, count, groups}, false, to, 0, 1);
         own.read(*integer_, to, count, groups, bits);
         for (int64_t at = 0, n = first; n < first + count; ++n, at += k) {
-            const float length = length_of(own.exact.data() + at, list->sizes), parts = own.length_of_parts(at, list->sizes, bits);
+            const float length = length_of(own.exact.data() + at, sizes), parts = own.length_of_parts(at, sizes, bits);
             for (int64_t i = at; i < at + k; ++i) own.exact[i] -= own.rough[i];
-            list->per_input[n] = length_of(own.exact.data() + at, list->sizes) + rounding * (length + parts);
+            list->per_input[n] = length_of(own.exact.data() + at, sizes) + rounding * (length + parts);
             // Rows that are the same in both products differ from x by as much.
             list->per_error[n] = same_rows ? list->per_input[n] : parts + rounding * parts;
         }
@@ -151,16 +148,18 @@ void Device::add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits,
 }
 
 void Device::shortlist(PackedWeight& weight, int64_t most_bytes) {
-    if (!wants_list(weight)) return;
-    auto list = std::make_shared<Shortlist>(weight.rows);
-    // Tiles of more rows are as fast as bytes, and without vectors numbers are faster.
-    if (kernels_->activation == Activation::bf16_padded || integer_ == integer_generic()) list->most_rows = kFewRows - 1;
-    add_copy(weight, list, 8, false, most_bytes, [&](int64_t first, int64_t count, float* to) {
+    if (!wants_list(weight) || integer_weight_bytes(weight.rows, weight.columns / kGroup, 8) > most_bytes) return;
+    const auto read = [&](int64_t first, int64_t count, float* to) {
         int32_t ids[kColumnBlock];
         std::iota(ids, ids + count, static_cast<int32_t>(first));
         const EmbeddingArgs read{ids, weight.memory.data(), to, weight.rows, weight.columns, weight.bf16, weight.compact.get()};
         (weight.compact ? kernels_->embedding_compact : kernels_->embedding)(read, 0, count);
-    });
+    };
+    const std::vector<float> sizes = sizes_of_inputs(weight.rows, weight.columns, read);
+    auto list = std::make_shared<Shortlist>(weight.rows, sizes);
+    // Tiles of more rows are as fast as bytes, and without vectors numbers are faster.
+    if (kernels_->activation == Activation::bf16_padded || integer_ == integer_generic()) list->most_rows = kFewRows - 1;
+    add_copy(weight, list, 8, false, sizes, read);
 }
 
 void Device::shortlist_integer(IntegerWeight& weight, int64_t most_bytes) {
@@ -172,22 +171,25 @@ void Device::shortlist_integer(IntegerWeight& weight, int64_t most_bytes) {
         integer_->embedding({ids, weight.memory.data(), to, groups, weight.bits}, 0, count);
     };
     const IntegerKernels& few = integer_->few ? *integer_->few() : *integer_;
-    if (weight.bits == 8 && few.rows_at_memory > 0) {
-        auto list = std::make_shared<Shortlist>(weight.rows);
+    const bool copied = weight.bits == 8 && few.rows_at_memory > 0 && integer_weight_bytes(weight.rows, groups, 5) <= most_bytes;
+    if (!copied && activation_levels_ == 1) return;
+    const std::vector<float> sizes = sizes_of_inputs(weight.rows, k, read);
+    if (copied) {
+        auto list = std::make_shared<Shortlist>(weight.rows, sizes);
         list->levels = activation_levels_;
         list->most_rows = few.rows_at_memory - (activation_levels_ - 1);
-        add_copy(weight, list, 5, true, most_bytes, read);
+        add_copy(weight, list, 5, true, sizes, read);
     }
     if (activation_levels_ == 1) return;
-    auto list = std::make_shared<Shortlist>(weight.rows);
+    auto list = std::make_shared<Shortlist>(weight.rows, sizes);
     list->least_rows = kRowsWithoutGain + 1;
     const float rounding = rounding_of(k);
-    add_list(weight, list, read, [&](BlockRows& own, int64_t first, int64_t count) {
+    // Numbers of two levels are within 1 / 65024 of a group's largest of what they stand for.
+    const float change = 1e-4f * largest_step(sizes);
+    add_list(weight, list, [&](BlockRows& own, int64_t first, int64_t count) {
         own.read(*integer_, weight.memory.data() + first / kColumnBlock * groups * group_bytes(weight.bits), count, groups, weight.bits);
-        // Numbers of two levels are within 1 / 65024 of a group's largest of what they stand for.
-        const float change = 1e-4f * largest_step(list->sizes);
         for (int64_t at = 0, n = first; n < first + count; ++n, at += k) {
-            const float length = length_of(own.rough.data() + at, list->sizes), parts = own.length_of_parts(at, list->sizes, weight.bits);
+            const float length = length_of(own.rough.data() + at, sizes), parts = own.length_of_parts(at, sizes, weight.bits);
             list->per_input[n] = change * length + 2 * rounding * parts;
             list->per_error[n] = length + rounding * parts;
         }

@@ -85,33 +85,43 @@ inline void fit(const Vec (&x)[kGroup], const FewBits& rough, Vec& scale, Vec& m
     minimum = vselect_ge(vzero(), least, rough.minimum, base);
 }
 
-// `reach` grows to the largest magnitude of the scales and minimums that were tried.
-inline void search_four_bits(const Vec (&x)[kGroup], FewBits& best, Vec& reach) {
-    Vec low = x[0], high = x[0];
+struct Range {
+    Vec low, high;
+};
+
+inline Range range_of(const Vec (&x)[kGroup]) {
+    Range range{x[0], x[0]};
     for (int i = 1; i < kGroup; ++i) {
-        low = vmin(low, x[i]);
-        high = vmax(high, x[i]);
+        range.low = vmin(range.low, x[i]);
+        range.high = vmax(range.high, x[i]);
     }
-    low = vadd(low, vzero()); // -0 becomes 0: which of the two a minimum is depends on the order of its search
-    high = vadd(high, vzero());
-    const auto widen = [&](const FewBits& tried) {
-        reach = vmax(tried.scale, reach);
-        reach = vmax(magnitude_of(tried.minimum), reach);
-    };
+    // -0 becomes 0: which of the two a minimum is depends on the order of its search
+    return {vadd(range.low, vzero()), vadd(range.high, vzero())};
+}
+
+// `reach` grows to the largest magnitude of a scale and a minimum.
+inline void widen(Vec& reach, const FewBits& tried) {
+    reach = vmax(tried.scale, reach);
+    reach = vmax(magnitude_of(tried.minimum), reach);
+}
+
+// `reach` grows with all scales and minimums that are tried.
+inline void search_four_bits(const Vec (&x)[kGroup], FewBits& best, Vec& reach) {
+    const auto [low, high] = range_of(x);
     const Vec middle = vmul(vadd(low, high), vset(0.5f)), half = vmul(vsub(high, low), vset(0.5f));
     const Vec step = vset(static_cast<float>(2.0 / 15.0));
     choose_values<15>(x, vmul(half, step), low, best);
-    widen(best);
+    widen(reach, best);
     measure_error(x, best);
     for (const float part : kShrink) {
         FewBits found;
         const Vec span = vmul(half, vset(part));
         choose_values<15>(x, vmul(span, step), vsub(middle, span), found);
-        widen(found);
+        widen(reach, found);
         Vec scale, minimum;
         fit(x, found, scale, minimum);
         choose_values<15>(x, scale, minimum, found);
-        widen(found);
+        widen(reach, found);
         measure_error(x, found);
         for (int i = 0; i < kGroup; ++i) best.quants[i] = vselect_ge(found.error, best.error, best.quants[i], found.quants[i]);
         best.scale = vselect_ge(found.error, best.error, best.scale, found.scale);
@@ -149,14 +159,10 @@ inline void quantize_four(const Vec (&x)[kGroup], const QuantizeWeightsArgs& a, 
 
 // From the least value to the largest, without a search.
 inline void quantize_five(const Vec (&x)[kGroup], const QuantizeWeightsArgs& a, int64_t group, int64_t count, Vec& reach) {
-    Vec low = x[0], high = x[0];
-    for (int i = 1; i < kGroup; ++i) {
-        low = vmin(low, x[i]);
-        high = vmax(high, x[i]);
-    }
+    const auto [low, high] = range_of(x);
     FewBits chosen;
     choose_values<31>(x, vmul(vsub(high, low), vset(1.0f / 31)), low, chosen);
-    reach = vmax(chosen.scale, vmax(magnitude_of(chosen.minimum), reach));
+    widen(reach, chosen);
     store_bytes<kGroup>(chosen.quants, a.values + group * kGroup, count);
     store_halves(chosen.scale, a.scales + group, count);
     store_halves(chosen.minimum, a.minimums + group, count);

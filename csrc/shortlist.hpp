@@ -3,8 +3,8 @@
 // First the product is computed roughly, with fewer bits for x and w, and with it how far off each column can be. Then only blocks
 // of columns that may hold the largest are computed as ever, so that the result is the same, bit for bit. With x' and w' for what
 // fewer bits make of x and w, |xw - x'w'| <= |x| |w - w'| + |x - x'| |w'| (Cauchy and Schwarz); what is lost by rounding sums comes
-// to that. All lengths are measured, none is estimated. They are lengths of numbers of w times those of `sizes`, and of x divided by
-// them, which holds for any: an input that is large in all columns, as few are, would else count for more than it is.
+// to that. All lengths are measured, none is estimated. They are lengths of numbers of w times sizes of inputs, and of x divided by
+// them, which holds for any sizes: an input that is large in all columns, as few are, would else count for more than it is.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,14 @@ namespace octavo {
 struct Shortlist {
     static constexpr float kLongest = 1e18f; // products of such lengths are far from infinity
 
-    explicit Shortlist(int64_t columns)
-        : per_input((columns + kIntegerColumns - 1) / kIntegerColumns * kIntegerColumns), per_error(per_input.size()) {}
+    Shortlist(int64_t columns, const std::vector<float>& sizes)
+        : per_input((columns + kIntegerColumns - 1) / kIntegerColumns * kIntegerColumns), per_error(per_input.size()) {
+        for (const float size : sizes) inverse_sizes.push_back(1 / size);
+    }
 
     std::unique_ptr<IntegerWeight> rough;    // null: the weight itself
     int levels = 1;                          // of activations in the rough product
-    std::vector<float> sizes, inverse_sizes; // of inputs
+    std::vector<float> inverse_sizes;        // of inputs
     std::vector<float> per_input, per_error; // as PromiseArgs has them
     // With fewer rows, or more, the exact product is as fast.
     int64_t least_rows = 1, most_rows = std::numeric_limits<int64_t>::max();

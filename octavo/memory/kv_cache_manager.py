@@ -153,7 +153,7 @@ class KVCacheManager:
             target = seq.blocks[index]
             if target.ref_count > 1:
                 self._copy_on_write(seq, index)
-            elif target.hash is not None:
+            else:
                 self.device.retract(target)
         for index in range(len(seq.blocks), self.num_blocks_for(seq.num_computed + num_tokens)):
             block = self.device.allocate()

@@ -115,7 +115,7 @@ class CpuBackend:
         return self._device.pack_integer(layout.bits, values, scales, minimums, gated=fused)
 
     def shortlist(self, weight: "_native.PackedWeight | _native.IntegerWeight") -> None:
-        """Keeps a plain matrix in bytes too, where that is worth it and memory is not short."""
+        """Keeps a matrix in fewer bits too, where that is worth it and memory is not short."""
         self._device.shortlist(weight, most_bytes=self.available_memory() // _SPARE_TIMES)
 
     def tensor(self, array: np.ndarray) -> np.ndarray:
