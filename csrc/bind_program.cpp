@@ -21,7 +21,8 @@ void bind_program(nb::module_& module, nb::class_<Device>& device) {
     device.def("new_program", &Device::new_program, nb::keep_alive<0, 1>())
         .def("begin_recording", &Device::begin_recording, "program"_a)
         .def("end_recording", &Device::end_recording)
-        .def("replay", &Device::replay, "program"_a, "inputs"_a);
+        .def("start", &Device::start, "program"_a, "inputs"_a)
+        .def("finish", &Device::finish);
 }
 
 } // namespace octavo

@@ -75,7 +75,9 @@ public:
         last_stream_ = nullptr;
     }
     std::unique_ptr<Program> new_program() const { return std::make_unique<Program>(arrays_); }
-    void replay(Program& program, const std::vector<nb::object>& inputs);
+    // Begins to run a program's ops; they are done when finish() has returned, which takes part in them.
+    void start(Program& program, const std::vector<nb::object>& inputs);
+    void finish();
 
     std::unique_ptr<PackedWeight> pack(nb::handle matrix, bool gated);
     std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source, bool gated);
@@ -150,8 +152,9 @@ private:
 
     // Runs body() now, or appends it to the program being recorded: all that it refers to must be captured by value.
     template <class Body> void issue(Body body);
-    // Runs body() now in any case.
+    // Runs body() now in any case, after what has been started.
     template <class Body> void run(Body&& body);
+    void finish_started();
     // For bodies: call(row0, row1) over all rows, in parallel where `work` (elements touched) is worth it.
     template <class Call> void over_rows(int64_t rows, int64_t work, const Call& call);
     // For bodies: call(unit, thread) over all units in parallel.
@@ -237,6 +240,8 @@ private:
     Program* program_ = nullptr; // being recorded
     std::shared_ptr<WeightStream> last_stream_; // of the product recorded last
     ThreadPool pool_;
+    nb::object running_;         // the program that was started and not finished
+    std::exception_ptr failure_; // of it
     std::mutex busy_; // held while bodies run; the rest is theirs
     std::vector<float> partition_states_;
     std::vector<const char*> coming_blocks_;

@@ -1,5 +1,6 @@
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "cpu_features.hpp"
 #include "device_parallel.hpp"
@@ -40,11 +41,30 @@ void Device::begin_recording(Program& program) {
     program_ = &program;
 }
 
-void Device::replay(Program& program, const std::vector<nb::object>& inputs) {
+void Device::start(Program& program, const std::vector<nb::object>& inputs) {
     check(program.is_of(arrays_), "the program is another device's");
     check(&program != program_, "the program is still being recorded");
     const std::vector<Array> arrays = program.check_inputs(inputs);
-    run([&] { program.run(arrays); });
+    run([&] {
+        failure_ = nullptr; // of one that nobody asks for
+        program.load(arrays);
+        pool_.start([&program] { program.run(); });
+    });
+    running_ = nb::find(program);
+}
+
+void Device::finish() {
+    run([] {});
+    running_.reset();
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void Device::finish_started() {
+    try {
+        pool_.finish();
+    } catch (...) {
+        failure_ = std::current_exception();
+    }
 }
 
 Array Device::read(nb::handle object, const char* name, Type type, int ndim) {

@@ -65,12 +65,15 @@ std::vector<Array> Program::check_inputs(const std::vector<nb::object>& arrays) 
     return sources;
 }
 
-void Program::run(const std::vector<Array>& inputs) {
+void Program::load(const std::vector<Array>& inputs) {
     for (size_t i = 0; i < inputs.size(); ++i) {
         inputs_[i]->rows = inputs[i].shape[0];
         inputs_[i]->columns = inputs[i].shape[1];
         std::memmove(inputs_[i]->data, inputs[i].data, inputs[i].size() * 4);
     }
+}
+
+void Program::run() const {
     for (const auto& op : ops_) op();
 }
 

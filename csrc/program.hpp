@@ -43,9 +43,10 @@ public:
 
     // Arrays to be copied in, in the order in which the inputs were made, checked.
     std::vector<Array> check_inputs(const std::vector<nb::object>& arrays) const;
-    // Copies them in and runs the ops. Needs no interpreter lock.
-    void run(const std::vector<Array>& inputs);
-    // The rows of a result that the last run computed.
+    // Copies them in. Needs no interpreter lock, nor does run().
+    void load(const std::vector<Array>& inputs);
+    void run() const;
+    // The rows of a result that the last run computed, or will have.
     nb::object trimmed(nb::handle result) const;
     size_t num_ops() const { return ops_.size(); }
 

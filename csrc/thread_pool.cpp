@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <chrono>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -55,7 +56,7 @@ ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cores) {
     try {
         for (int i = 1; i < num_threads; ++i) {
             workers_.emplace_back([this, i] { loop(i); });
-            if (static_cast<int>(cores.size()) == num_threads) pin(workers_.back(), cores[i]);
+            if (static_cast<int>(cores.size()) == num_threads && i + 1 < num_threads) pin(workers_.back(), cores[i]);
         }
     } catch (...) {
         stop(); // a thread that is destroyed while it runs would end the process
@@ -72,6 +73,13 @@ void ThreadPool::stop() {
     for (std::thread& worker : workers_) worker.join();
 }
 
+void ThreadPool::wake() {
+    if (sleepers_.load() > 0) {
+        ++wakes_;
+        wakes_.notify_all();
+    }
+}
+
 void ThreadPool::submit(int64_t count, Call call, const void* body) {
     const int64_t finished = finished_.load(std::memory_order_relaxed);
     const uint64_t op = (claims_.load(std::memory_order_relaxed) >> 32) + 1;
@@ -80,10 +88,7 @@ void ThreadPool::submit(int64_t count, Call call, const void* body) {
     count_ = count;
     claims_.store(op << 32 | static_cast<uint64_t>(count - 1), std::memory_order_release); // the first unit is the caller's
     // Whoever falls asleep at this moment sleeps through this op, which does not need him, and is woken for the next.
-    if (sleepers_.load(std::memory_order_relaxed) > 0) {
-        ++wakes_;
-        wakes_.notify_all();
-    }
+    if (sleepers_.load(std::memory_order_relaxed) > 0) wake();
     call(body, 0, 0);
     const int64_t others = count - 1 - work(claims_.load(std::memory_order_relaxed), 0);
     for (int spins = 0; finished_.load(std::memory_order_acquire) - finished != others;) {
@@ -105,13 +110,47 @@ int64_t ThreadPool::work(uint64_t seen, int thread) {
     return done;
 }
 
+void ThreadPool::start(std::function<void()> task) {
+    task_ = std::move(task);
+    started_ = true;
+    done_ = false;
+    open_ = true;
+    claims_.store(((claims_.load(std::memory_order_relaxed) >> 32) + 1) << 32); // an op without units: whoever waits looks up
+    wake();
+}
+
+void ThreadPool::finish() {
+    if (!started_) return;
+    FlushDenormals flush;
+    if (open_.exchange(false)) run_task();
+    else help(size() - 1, done_);
+    started_ = false;
+    task_ = nullptr;
+    if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
+}
+
+void ThreadPool::run_task() {
+    try {
+        task_();
+    } catch (...) {
+        thrown_ = std::current_exception();
+    }
+    done_ = true;
+    wake();
+}
+
 void ThreadPool::loop(int thread) {
     FlushDenormals flush;
+    help(thread, stopping_);
+}
+
+void ThreadPool::help(int thread, const std::atomic<bool>& enough) {
+    const bool takes_tasks = &enough == &stopping_ && thread == size() - 1;
     uint64_t last = 0; // op
-    while (!stopping_.load(std::memory_order_relaxed)) {
+    while (!enough.load(std::memory_order_acquire)) {
         const auto deadline = std::chrono::steady_clock::now() + kSpin;
         uint64_t seen = claims_.load(std::memory_order_acquire);
-        for (int spins = 1; seen >> 32 == last; ++spins) {
+        for (int spins = 1; seen >> 32 == last && !enough.load(std::memory_order_acquire); ++spins) {
             pause();
             seen = claims_.load(std::memory_order_acquire);
             if (spins % 64 == 0 && std::chrono::steady_clock::now() > deadline) break;
@@ -119,12 +158,13 @@ void ThreadPool::loop(int thread) {
         if (seen >> 32 == last) {
             const uint32_t wakes = wakes_.load();
             ++sleepers_;
-            if (claims_.load() >> 32 == last && !stopping_) wakes_.wait(wakes);
+            if (claims_.load() >> 32 == last && !enough) wakes_.wait(wakes);
             --sleepers_;
             continue;
         }
         last = seen >> 32;
-        work(seen, thread);
+        if (takes_tasks && open_.load(std::memory_order_relaxed) && open_.exchange(false)) run_task();
+        else work(seen, thread);
     }
 }
 

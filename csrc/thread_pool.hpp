@@ -1,11 +1,13 @@
 // A pool of threads that shares out the units of one op at a time. Units are claimed, so neighbours and odd core counts only
 // cost time; which thread computes a unit never changes its result. The caller takes part and never waits for a thread that
-// holds no unit. Threads spin for some tens of microseconds after an op, then sleep.
+// holds no unit. Threads spin for some tens of microseconds after an op, then sleep. A task is several ops that one of the pool's
+// threads calls, while the caller has something else to do; when it has done that it takes that thread's part.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -14,7 +16,8 @@ namespace octavo {
 
 class ThreadPool {
 public:
-    // cores: one to pin each further thread to, or empty. The caller's own thread is never pinned.
+    // cores: one to pin each further thread to, or empty. Neither the caller's own thread is pinned nor that which calls the ops of
+    // tasks: where another program takes the core of either, the others wait for it.
     // Throws std::system_error where the system refuses a thread.
     ThreadPool(int num_threads, const std::vector<int>& cores);
     ~ThreadPool();
@@ -44,6 +47,11 @@ public:
         failure.rethrow();
     }
 
+    // Lets another thread run task(), which may call run(), or leaves it to finish(). One at a time, and nothing beside it.
+    void start(std::function<void()> task);
+    // Returns once what was started is done; helps meanwhile. Throws what it threw. Without one returns at once.
+    void finish();
+
 private:
     // The first exception of an op.
     class Failure {
@@ -68,9 +76,18 @@ private:
     // Units of the op that `seen` is of, as claims_ was seen, until none are left; returns how many.
     int64_t work(uint64_t seen, int thread);
     void loop(int thread);
+    // Takes part in ops until `enough`; the pool's last thread in tasks, too.
+    void help(int thread, const std::atomic<bool>& enough);
+    void run_task();
+    void wake();
     void stop();
 
     std::vector<std::thread> workers_;
+    bool started_ = false;          // for the caller
+    std::function<void()> task_;
+    std::exception_ptr thrown_;     // by the task
+    std::atomic<bool> open_{false}; // nobody has begun the task
+    std::atomic<bool> done_{false};
     // High half: the op's number; low half: units not yet claimed. A claim succeeds only on the op it was meant for, and an op
     // cannot end while a claimed unit is unfinished, so the three fields below are stable for whoever holds a claim. All in one
     // line, which those who wait look at: a line that another core has written takes long to come.

@@ -162,8 +162,14 @@ class Device:
         """Until ``end_recording()`` ops are appended to the program instead of being run. Once for each program."""
 
     def end_recording(self) -> None: ...
-    def replay(self, program: Program, inputs: Sequence[np.ndarray]) -> None:
-        """Copy the inputs in and run the program's ops. Its results are then those of these inputs."""
+    def start(self, program: Program, inputs: Sequence[np.ndarray]) -> None:
+        """Copy the inputs in and begin to run the program's ops, on all threads but the caller's. Other ops and programs wait
+        until they are done."""
+
+    def finish(self) -> None:
+        """Take part in the ops of the program that was started until they are done. Its results are then those of the inputs.
+        Raises what went wrong in it; returns at once if none was started."""
+
     def pack(self, weight: np.ndarray, *, gated: bool = False) -> PackedWeight:
         """``gated``: a multiple of 64 rows, the first half of them gates, for ``gated_linear``."""
 

@@ -257,7 +257,7 @@ def assemble(
         isolate=isolate,
     )
     runner.warm_up()
-    executor = LocalExecutor(runner.execute, overlap=config.async_scheduling)
+    executor = LocalExecutor(runner)
     cache.find_pages()
     scheduler = Scheduler(config, kv, max_model_len=max_model_len, eos_token_ids=model_config.eos_token_ids, grammars=grammars)
     return Engine(scheduler, executor, max_in_flight=2 if config.async_scheduling else 1)

@@ -306,7 +306,7 @@ class LLM:
         return ids
 
     def shutdown(self) -> None:
-        """End the worker thread; the engine cannot be used any more."""
+        """Compute what has been planned; the engine cannot be used any more."""
         self._engine.shutdown()
 
     def _enqueue(self, prompt: Prompt, params: SamplingParams, *, seed_index: int, priority: int) -> _Pending:

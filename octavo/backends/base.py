@@ -99,12 +99,19 @@ class BatchCapacity:
 
 
 class Graph(Protocol):
-    """A recorded forward."""
+    """A recorded forward. On a device one at a time is under way, and other ops wait for it."""
 
-    def replay(self, batch: Batch) -> tuple[Array, ...]:
-        """What the forward gives for ``batch``. The results are overwritten by the next replay.
+    def start(self, batch: Batch) -> None:
+        """Begin to compute; the caller may do something else meanwhile. The batch's arrays may be changed as soon as this
+        returns.
 
-        Raises ``ValueError`` for a batch beyond the capacity, and what its ops raise."""
+        Raises ``ValueError`` for a batch beyond the capacity."""
+        ...
+
+    def result(self) -> tuple[Array, ...]:
+        """What the forward gives for the batch that was started last, once it is computed. Overwritten when the next starts.
+
+        Raises what its ops raise."""
         ...
 
 

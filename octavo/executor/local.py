@@ -1,83 +1,80 @@
-"""Runs steps in this process: on one worker thread, or in the caller's when nothing overlaps.
+"""Runs steps in this process, one after another, on threads of the device.
 
-Native ops release the interpreter lock, so planning goes on while the thread computes. The thread takes steps from a queue and
-nothing more: what a ``ThreadPoolExecutor`` does around each call is time in which nothing is computed.
+A step is computed while its caller plans the next one, which is prepared meanwhile and started as soon as the results of the
+one before are there: between two steps nothing is computed. Whoever asks for results takes part in computing them, so that no
+more threads work than there are cores. Owns the queue of steps.
 """
 
-import threading
-import weakref
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from typing import Any, Protocol
 
 from octavo.step import ModelOutput, SchedulerOutput
 
-Execute = Callable[[SchedulerOutput], ModelOutput]
+
+class StepRunner(Protocol):
+    """Computes steps in their order; what it makes of a plan is its own affair. Errors of a step are raised by ``finish``."""
+
+    def prepare(self, plan: SchedulerOutput) -> Any:
+        """All that can be done for a step while another is computed."""
+        ...
+
+    def start(self, work: Any) -> None:
+        """Begin to compute; the step before is finished."""
+        ...
+
+    def finish(self, work: Any) -> ModelOutput:
+        """Wait for what was started, and take part."""
+        ...
 
 
 class LocalExecutor:
-    """``execute`` computes one plan; it is called for one plan at a time, in the order of submission."""
+    """Steps are computed in the order of submission, each as soon as the one before it is finished."""
 
-    def __init__(self, execute: Execute, *, overlap: bool) -> None:
-        self._execute = execute
-        self._steps: SimpleQueue[_Step | None] | None = None
-        if overlap:
-            self._steps = SimpleQueue()
-            thread = threading.Thread(target=_run_steps, args=(self._steps,), name="octavo-worker", daemon=True)
-            thread.start()
-            self._end = weakref.finalize(self, _end, self._steps, thread)
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self._steps: deque[_Step] = deque()
+        self._ended = False
 
     def submit(self, plan: SchedulerOutput) -> "_Step":
-        step = _Step(self._execute, plan)
-        if self._steps is None:
-            step.run()
-        elif self._end.alive:
-            self._steps.put(step)
-        else:
+        if self._ended:
             raise RuntimeError("a step was submitted after shutdown")
+        step = _Step(self._advance, self._runner.prepare(plan))
+        self._steps.append(step)
+        if len(self._steps) == 1:
+            self._runner.start(step.work)
         return step
 
     def shutdown(self) -> None:
         """What has been submitted is computed before."""
-        if self._steps is not None:
-            self._end()
+        self._ended = True
+        while self._steps:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Finish the oldest step and start the one after it."""
+        step = self._steps.popleft()
+        try:
+            step.outcome = self._runner.finish(step.work)
+        except Exception as error:
+            step.outcome = error
+        if self._steps:
+            self._runner.start(self._steps[0].work)
 
 
 class _Step:
-    """A step on its way; its lock is free once there is an outcome."""
+    """A step on its way."""
 
-    __slots__ = ("_execute", "_lock", "_outcome", "_plan")
+    __slots__ = ("_advance", "outcome", "work")
 
-    def __init__(self, execute: Execute, plan: SchedulerOutput) -> None:
-        self._execute = execute
-        self._plan = plan
-        self._outcome: ModelOutput | Exception
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def run(self) -> None:
-        try:
-            self._outcome = self._execute(self._plan)
-        except Exception as error:
-            self._outcome = error
-        self._lock.release()
+    def __init__(self, advance: Callable[[], None], work: Any) -> None:
+        self._advance = advance
+        self.work = work
+        self.outcome: ModelOutput | Exception | None = None
 
     def result(self) -> ModelOutput:
-        with self._lock:
-            outcome = self._outcome
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-
-def _run_steps(steps: "SimpleQueue[_Step | None]") -> None:
-    """Holds nothing between steps, so that an executor that is forgotten can go, and its thread with it."""
-    while (step := steps.get()) is not None:
-        step.run()
-        del step
-
-
-def _end(steps: "SimpleQueue[_Step | None]", thread: threading.Thread) -> None:
-    """Also at exit, where a thread that still computes must not outlive the interpreter."""
-    steps.put(None)
-    if thread is not threading.current_thread():
-        thread.join()
+        while self.outcome is None:
+            self._advance()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome

@@ -31,22 +31,23 @@ class Isolate:
 
 
 class Isolation:
-    """``compute`` computes one plan but for its copies, and writes what it sampled into ``last_token``, int32 by row."""
+    """``compute`` computes one plan but for its copies, all of it, and writes what it sampled into ``last_token``, int32 by
+    row."""
 
     def __init__(self, compute: Callable[[SchedulerOutput], ModelOutput], last_token: np.ndarray) -> None:
         self._compute = compute
         self._last_token = last_token
         self._failures = 0
 
-    def __call__(self, plan: SchedulerOutput) -> ModelOutput:
-        """The plan's results, with ``errors`` for the sequences that cannot be computed.
+    def __call__(self, plan: SchedulerOutput, finish: Callable[[], ModelOutput]) -> ModelOutput:
+        """The results of a plan that is under way, from ``finish``, with ``errors`` for the sequences that cannot be computed.
 
         Raises:
-            Exception: what ``compute`` raised, when nothing has worked for a while.
+            Exception: what ``finish`` raised, when nothing has worked for a while.
         """
         before = self._last_token.copy()
         try:
-            output = self._compute(plan)
+            output = finish()
         except Exception as error:
             self._last_token[:] = before
             return self._one_by_one(plan, error)

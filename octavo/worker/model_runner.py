@@ -1,16 +1,18 @@
 """Computes one step: copies, forward, sampling; a plan in, a ``ModelOutput`` out.
 
 Owns the model, the KV tensors and one int32 per row: the token sampled there last, which the next plan may refer to without
-knowing it. Remembers nothing else; plans arrive in order, on one thread.
+knowing it. Remembers nothing else; plans arrive in order, on one thread. What needs no result of the step before is prepared
+while that is computed.
 """
 
 import time
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from octavo.backends.base import Array, Backend, Batch, BatchCapacity, KVCache
+from octavo.backends.base import Array, Backend, Batch, BatchCapacity, Graph, KVCache
 from octavo.models import Model
 from octavo.sampling.sampler import INVALID_TOKEN, CandidateRow, Sampler, SampleRow
 from octavo.sampling.verify import draft_rows, num_accepted
@@ -24,11 +26,28 @@ from octavo.step import (
     StepTimings,
     TokenLogprobs,
 )
-from octavo.worker.batch import sampled_rows, step_arrays
+from octavo.worker.batch import StepArrays, step_arrays
 from octavo.worker.isolation import Isolate, Isolation
 
 NO_LOGPROBS = TokenLogprobs(INVALID_TOKEN, float("-inf"), 0, [], [])
 """In the place of a draw that failed, so that the draws beside it keep theirs; never delivered."""
+
+
+@dataclass(slots=True)
+class Work:
+    """A plan on its way. ``arrays`` and ``batch`` are there if it has sequences. ``greedy``: of the logits nothing is wanted
+    but their argmax; ``one_each``: and of each sequence one. ``graph``: what is started; None: the step runs op by op, in
+    ``finish``. ``started``: when, 0 not yet; ``copies``: seconds, None not yet. ``error``: what went wrong so far."""
+
+    plan: SchedulerOutput
+    arrays: StepArrays | None = None
+    batch: Batch | None = None
+    greedy: bool = False
+    one_each: bool = False
+    graph: Graph | None = None
+    started: float = 0.0
+    copies: float | None = None
+    error: Exception | None = None
 
 
 class ModelRunner:
@@ -56,7 +75,7 @@ class ModelRunner:
         self._last_token = np.zeros(max_num_seqs, np.int32)
         self._capacity = capture
         self._probe = isolate.probe if isolate else None
-        self._step = Isolation(self._compute, self._last_token) if isolate else self._compute
+        self._isolation = Isolation(self._compute, self._last_token) if isolate else None
         self._graph = backend.capture(self._forward, capture) if capture else None
         self._greedy_graph = backend.capture(self._greedy_forward, capture) if capture else None
 
@@ -76,48 +95,102 @@ class ModelRunner:
         tables = np.zeros((1, 1), np.int32)
         self._compute(SchedulerOutput(step_id=-1, sequences=[sequence], block_tables=tables, copies=copies))
 
-    def execute(self, plan: SchedulerOutput) -> ModelOutput:
-        """Carry out one plan."""
-        started = time.perf_counter()
-        if plan.copies:
-            self._backend.ops.copy_blocks(self._cache, plan.copies)
-        copies = time.perf_counter() - started
-        if not plan.sequences:
-            return ModelOutput(step_id=plan.step_id, token_ids=[], timings=StepTimings(copies=copies))
-        output = self._step(plan)
-        return msgspec.structs.replace(output, timings=msgspec.structs.replace(output.timings, copies=copies))
+    def prepare(self, plan: SchedulerOutput) -> Work:
+        """What can be done before the plan's turn."""
+        work = Work(plan)
+        if plan.sequences:
+            try:
+                self._prepare(work)
+            except Exception as error:
+                work.error = error
+        return work
 
-    def _compute(self, plan: SchedulerOutput) -> ModelOutput:
-        started = time.perf_counter()
-        self._pass("compute", plan)
-        arrays = step_arrays(plan, self._last_token, self._block_size)
-        rows, first_rows = sampled_rows(plan, arrays["query_start"])
-        tensors = {name: self._backend.tensor(array) for name, array in arrays.items()}
-        batch = Batch(**tensors, logits_rows=self._backend.tensor(rows))
-        greedy = all(map(_wants_argmax, plan.sequences))
-        if greedy:
+    def _prepare(self, work: Work) -> None:
+        plan = work.plan
+        work.arrays = arrays = step_arrays(plan, self._block_size)
+        tensor = self._backend.tensor
+        work.batch = batch = Batch(
+            input_ids=arrays.input_ids,
+            positions=tensor(arrays.positions),
+            slot_mapping=tensor(arrays.slot_mapping),
+            query_start=tensor(arrays.query_start),
+            seq_lens=tensor(arrays.seq_lens),
+            block_tables=tensor(arrays.block_tables),
+            logits_rows=tensor(arrays.logits_rows),
+        )
+        work.greedy = all(map(_wants_argmax, plan.sequences))
+        if work.greedy:
             batch.allowed = self._sampler.allowed(_masks(plan))
-        graph = self._greedy_graph if greedy else self._graph
+            work.one_each = all(len(seq.sample_rows) == 1 and not seq.num_drafts for seq in plan.sequences)
+        graph = self._greedy_graph if work.greedy else self._graph
         if graph and self._capacity and self._capacity.admits(batch):
-            hidden, last = graph.replay(batch)
+            work.graph = graph
+
+    def start(self, work: Work) -> None:
+        """Begin, once the step before is finished. Errors are kept for ``finish``."""
+        work.started = time.perf_counter()
+        try:
+            if work.plan.copies:
+                self._backend.ops.copy_blocks(self._cache, work.plan.copies)
+            work.copies = time.perf_counter() - work.started
+            self._start(work)
+        except Exception as error:
+            work.error = error
+
+    def _start(self, work: Work) -> None:
+        arrays, batch = work.arrays, work.batch
+        if work.error is not None or arrays is None or batch is None:
+            return
+        self._pass("compute", work.plan)
+        arrays.fill(self._last_token)
+        batch.input_ids = self._backend.tensor(arrays.input_ids)
+        if work.graph:
+            work.graph.start(batch)
+
+    def finish(self, work: Work) -> ModelOutput:
+        """The results of what was started."""
+        if not work.started:  # whoever should have was interrupted
+            self.start(work)
+        if self._isolation is None or work.copies is None:  # copies are nobody's alone
+            return self._finish(work)
+        return self._isolation(work.plan, partial(self._finish, work))
+
+    def _finish(self, work: Work) -> ModelOutput:
+        plan, arrays, batch, copies = work.plan, work.arrays, work.batch, work.copies or 0.0
+        if work.error is not None:
+            raise work.error
+        if arrays is None or batch is None:
+            return ModelOutput(step_id=plan.step_id, token_ids=[], timings=StepTimings(copies=copies))
+        if work.graph:
+            hidden, last = work.graph.result()
         else:
-            hidden, last = self._greedy_forward(batch) if greedy else self._forward(batch)
+            hidden, last = self._greedy_forward(batch) if work.greedy else self._forward(batch)
         computed = time.perf_counter()
         self._pass("sample", plan)
-        if greedy:
-            token_ids, logprobs, candidates = self._likeliest(plan, last, first_rows), None, None
+        logprobs = candidates = None
+        if work.one_each:
+            token_ids = self._likeliest_of_each(plan, last)
+        elif work.greedy:
+            token_ids = self._likeliest(plan, last, arrays.first_rows)
         else:
-            token_ids, logprobs = self._sample(plan, last, first_rows)
-            candidates = self._candidates(plan, last, first_rows)
-        prompt_logprobs = self._prompt_logprobs(plan, hidden, arrays["query_start"])
+            token_ids, logprobs = self._sample(plan, last, arrays.first_rows)
+            candidates = self._candidates(plan, last, arrays.first_rows)
+        prompt_logprobs = self._prompt_logprobs(plan, hidden, arrays.query_start)
         return ModelOutput(
             step_id=plan.step_id,
             token_ids=token_ids,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             candidates=candidates,
-            timings=StepTimings(forward=computed - started, sampling=time.perf_counter() - computed),
+            timings=StepTimings(copies=copies, forward=computed - work.started, sampling=time.perf_counter() - computed),
         )
+
+    def _compute(self, plan: SchedulerOutput) -> ModelOutput:
+        """A plan but for its copies, at once."""
+        work = self.prepare(plan)
+        work.started = time.perf_counter()
+        self._start(work)
+        return self._finish(work)
 
     def _pass(self, stage: str, plan: SchedulerOutput) -> None:
         if self._probe is not None:
@@ -184,6 +257,12 @@ class ModelRunner:
                 self._last_token[row] = max(mine[-1], 0)
             tokens.append(mine)
         return tokens
+
+    def _likeliest_of_each(self, plan: SchedulerOutput, found: Array) -> list[list[int]]:
+        """The same where every sequence wants one token and guesses none."""
+        best = self._backend.to_host(found)
+        self._last_token[[seq.sample_rows[0] for seq in plan.sequences]] = np.maximum(best, 0)
+        return [[token] for token in best.tolist()]
 
     def _prompt_logprobs(
         self, plan: SchedulerOutput, hidden: Array, query_start: np.ndarray

@@ -1,12 +1,4 @@
-"""Steps in this process: in order, one at a time, errors where they belong, and no thread left behind."""
-
-import gc
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable
-from pathlib import Path
+"""Steps in this process: in order, one at a time, prepared while another is computed, and errors where they belong."""
 
 import numpy as np
 import pytest
@@ -14,41 +6,43 @@ import pytest
 from octavo.executor.local import LocalExecutor
 from octavo.step import BlockCopies, ModelOutput, SchedulerOutput
 
-ROOT = Path(__file__).parents[2]
-
 
 def plan(step_id: int) -> SchedulerOutput:
     copies = BlockCopies(swap_out=[], swap_in=[], copy=[])
     return SchedulerOutput(step_id=step_id, sequences=[], block_tables=np.zeros((0, 0), np.int32), copies=copies)
 
 
-def workers() -> int:
-    return sum(thread.name == "octavo-worker" for thread in threading.enumerate())
+class Runner:
+    """Writes down what it is asked to do; the third step fails. ``interrupt``: the step that Ctrl-C comes in."""
 
+    def __init__(self, *, interrupt: int = -1) -> None:
+        self.done: list[tuple[str, int]] = []
+        self.interrupt = interrupt
 
-class Device:
-    """Takes a moment for each plan; fails at the third."""
+    def prepare(self, plan: SchedulerOutput) -> int:
+        self.done.append(("prepare", plan.step_id))
+        return plan.step_id
 
-    def __init__(self) -> None:
-        self.running = 0
-        self.begun: list[int] = []
+    def start(self, work: int) -> None:
+        self.done.append(("start", work))
 
-    def __call__(self, plan: SchedulerOutput) -> ModelOutput:
-        assert self.running == 0
-        self.running += 1
-        self.begun.append(plan.step_id)
-        time.sleep(0.002)
-        self.running -= 1
-        if plan.step_id == 2:
+    def finish(self, work: int) -> ModelOutput:
+        if work == self.interrupt:
+            raise KeyboardInterrupt
+        self.done.append(("finish", work))
+        if work == 2:
             raise ValueError("the third")
-        return ModelOutput(step_id=plan.step_id, token_ids=[])
+        return ModelOutput(step_id=work, token_ids=[])
+
+    def of(self, what: str) -> list[int]:
+        return [step for name, step in self.done if name == what]
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_steps_in_order_and_their_errors(overlap: bool) -> None:
-    device = Device()
-    executor = LocalExecutor(device, overlap=overlap)
+def test_steps_in_order_and_their_errors() -> None:
+    runner = Runner()
+    executor = LocalExecutor(runner)
     pending = [executor.submit(plan(number)) for number in range(20)]
+    assert runner.of("prepare") == list(range(20)) and runner.of("start") == [0]
     for number in reversed(range(20)):
         for _ in range(2):
             if number == 2:
@@ -56,49 +50,38 @@ def test_steps_in_order_and_their_errors(overlap: bool) -> None:
                     pending[number].result()
             else:
                 assert pending[number].result().step_id == number
-    assert device.begun == list(range(20))
+    assert runner.done[21:] == [step for number in range(20) for step in (("start", number), ("finish", number))][1:]
     executor.shutdown()
     executor.shutdown()
+
+
+def test_the_next_step_starts_before_results_are_handed_over() -> None:
+    runner = Runner()
+    executor = LocalExecutor(runner)
+    first, second = executor.submit(plan(0)), executor.submit(plan(1))
+    first.result()
+    assert runner.done[-2:] == [("finish", 0), ("start", 1)]
+    third = executor.submit(plan(3))
+    assert runner.done[-1] == ("prepare", 3), "not while another runs"
+    assert [second.result().step_id, third.result().step_id] == [1, 3]
 
 
 def test_shutdown_computes_what_was_submitted() -> None:
-    before, device = workers(), Device()
-    executor = LocalExecutor(device, overlap=True)
-    assert workers() == before + 1
+    runner = Runner()
+    executor = LocalExecutor(runner)
     for number in range(20):
         executor.submit(plan(number))
     executor.shutdown()
-    assert device.begun == list(range(20))
-    assert workers() == before
+    assert runner.of("finish") == list(range(20))
     with pytest.raises(RuntimeError, match="after shutdown"):
         executor.submit(plan(20))
 
 
-@pytest.mark.parametrize("use", [lambda executor: None, lambda executor: executor.submit(plan(0)).result()])
-def test_a_forgotten_executor_s_thread_ends(use: Callable[[LocalExecutor], object]) -> None:
-    before = workers()
-    executor = LocalExecutor(Device(), overlap=True)
-    use(executor)
-    assert workers() == before + 1
-    del executor
-    gc.collect()
-    assert workers() == before
-
-
-def test_a_program_that_ends_in_the_middle_of_a_step() -> None:
-    program = """
-import time
-from tests.executor.test_local import plan
-from octavo.executor.local import LocalExecutor
-
-def execute(plan):
-    print("begun", flush=True)
-    time.sleep(0.3)
-    print("computed", flush=True)
-
-executor = LocalExecutor(execute, overlap=True)
-executor.submit(plan(0))
-time.sleep(0.1)
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "begun\ncomputed\n", "")
+def test_steps_go_on_after_an_interrupt() -> None:
+    runner = Runner(interrupt=0)
+    executor = LocalExecutor(runner)
+    first, second = executor.submit(plan(0)), executor.submit(plan(1))
+    with pytest.raises(KeyboardInterrupt):
+        first.result()
+    assert [executor.submit(plan(3)).result().step_id, second.result().step_id] == [3, 1]
+    assert runner.of("finish") == [1, 3]

@@ -1,6 +1,12 @@
 """Recorded forwards: the bits of the eager path for every number of rows, and refusals instead of memory that is not theirs."""
 
+import gc
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,6 +90,11 @@ def results_of(forward: Callable[[Batch], tuple[Array, ...]]) -> list[np.ndarray
     return [np.array(result) for batch in BATCHES for result in forward(batch)]
 
 
+def replay(graph: Graph, batch: Batch) -> tuple[Array, ...]:
+    graph.start(batch)
+    return graph.result()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", ISAS)
@@ -91,16 +102,16 @@ def test_replay_gives_the_bits_of_the_eager_path(isa: str, dtype: str, kind: str
     eager, recorded = Tiny(device(isa, dtype), kind), Tiny(device(isa, dtype), kind)
     graph = recorded.backend.capture(recorded.forward, CAPACITY)
     expected = results_of(eager.forward)
-    for got, want in zip(results_of(graph.replay), expected, strict=True):
+    for got, want in zip(results_of(partial(replay, graph)), expected, strict=True):
         assert same_bits(got, want)
 
 
 def test_the_reference_captures_too() -> None:
     model = Tiny(ReferenceBackend(compute_dtype="float32"), "dense")
     graph = model.backend.capture(model.forward, CAPACITY)
-    assert all(np.isfinite(result).all() for result in results_of(graph.replay))
+    assert all(np.isfinite(result).all() for result in results_of(partial(replay, graph)))
     with pytest.raises(ValueError, match="larger than the graph's capacity"):
-        graph.replay(batch_of([41], [41]))
+        replay(graph, batch_of([41], [41]))
 
 
 @pytest.fixture
@@ -110,10 +121,10 @@ def graph() -> Graph:
 
 
 def test_eager_ops_in_between_do_not_disturb_a_recording(graph: Graph) -> None:
-    expected = [np.array(result) for result in graph.replay(BATCHES[0])]
+    expected = [np.array(result) for result in replay(graph, BATCHES[0])]
     other = Tiny(device("generic", "float32"), "dense")
     kept = [other.forward(batch) for batch in BATCHES]
-    for got, want in zip(graph.replay(BATCHES[0]), expected, strict=True):
+    for got, want in zip(replay(graph, BATCHES[0]), expected, strict=True):
         assert same_bits(got, want)
     assert len(kept) == len(BATCHES)
 
@@ -142,15 +153,72 @@ def test_bad_batches_are_refused(graph: Graph, field: str, value: list[int], mes
     batch = batch_of([3], [3])
     setattr(batch, field, np.array(value, np.int32))
     with pytest.raises(ValueError, match=message):
-        graph.replay(batch)
-    assert all(np.isfinite(result).all() for result in graph.replay(batch_of([3], [3]))), "and the next one is computed"
+        replay(graph, batch)
+    assert all(np.isfinite(result).all() for result in replay(graph, batch_of([3], [3]))), "and the next one is computed"
 
 
 def test_arrays_of_another_type_are_refused(graph: Graph) -> None:
     batch = batch_of([3], [3])
     batch.positions = batch.positions.astype(np.int64)
     with pytest.raises(TypeError, match="int32"):
-        graph.replay(batch)
+        replay(graph, batch)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def model(request: pytest.FixtureRequest) -> Tiny:
+    """On so many threads."""
+    return Tiny(CpuBackend(compute_dtype="float32", num_threads=request.param), "dense")
+
+
+def test_what_was_started_is_done_before_anything_else(model: Tiny) -> None:
+    """By the caller himself, by other threads of his, and by further programs."""
+    graph = model.backend.capture(model.forward, CAPACITY)
+    whole = [batch_of([3], [3]), batch_of([20, 1, 17], [20, 1, 17])]  # read nothing that others have left in the cache
+    expected = [[np.array(result) for result in replay(graph, batch)] for batch in whole]
+    for _ in range(50):
+        for batch, want in zip(whole, expected, strict=True):
+            graph.start(batch)
+            between = threading.Thread(target=model.backend.ops.silu_and_mul, args=(normal(1, 3, 64),))
+            between.start()
+            model.backend.ops.silu_and_mul(normal(2, 5, 64))
+            for got, one in zip(graph.result(), want, strict=True):
+                assert same_bits(got, one)
+            between.join()
+        graph.start(whole[0])  # nobody asks for its results
+        assert same_bits(replay(graph, whole[1])[0], expected[1][0])
+
+
+def test_an_error_is_told_by_whoever_asks_for_results(model: Tiny) -> None:
+    graph = model.backend.capture(model.forward, CAPACITY)
+    batch = batch_of([3], [3])
+    batch.positions = np.array([0, 1, LENGTH], np.int32)
+    graph.start(batch)
+    model.backend.ops.silu_and_mul(normal(1, 2, 64))
+    with pytest.raises(ValueError, match="position out of range"):
+        graph.result()
+    graph.start(batch)  # nobody hears of this one
+    assert all(np.isfinite(result).all() for result in replay(graph, BATCHES[0]))
+
+
+def test_a_program_that_runs_may_be_forgotten(model: Tiny) -> None:
+    for _ in range(20):
+        graph = model.backend.capture(model.forward, CAPACITY)
+        graph.start(BATCHES[4])
+        del graph
+        gc.collect()
+
+
+def test_an_interpreter_that_ends_in_the_middle_of_a_program() -> None:
+    script = """
+from tests.ops.test_recorded import BATCHES, CAPACITY, CpuBackend, Tiny
+
+model = Tiny(CpuBackend(compute_dtype="float32", num_threads=2), "dense")
+graph = model.backend.capture(model.forward, CAPACITY)
+graph.start(BATCHES[4])
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_graph_keeps_what_it_needs_alive() -> None:
@@ -159,9 +227,9 @@ def test_a_graph_keeps_what_it_needs_alive() -> None:
         return model.backend.capture(model.forward, CAPACITY)
 
     graph = capture()
-    first = [np.array(result) for result in graph.replay(BATCHES[0])]
+    first = [np.array(result) for result in replay(graph, BATCHES[0])]
     junk = [normal(i, 1000) for i in range(50)]
-    for got, want in zip(graph.replay(BATCHES[0]), first, strict=True):
+    for got, want in zip(replay(graph, BATCHES[0]), first, strict=True):
         assert same_bits(got, want)
     assert len(junk) == 50
 
@@ -194,7 +262,7 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         with pytest.raises(ValueError, match="cannot be recorded"):
             backend.ops.top_logprobs(normal(1, 1, 8), np.zeros(1, np.int32), 0)
         with pytest.raises(ValueError, match="still being recorded"):
-            backend._device.replay(program, [np.zeros(4, np.int32)])
+            backend._device.start(program, [np.zeros(4, np.int32)])
         with pytest.raises(ValueError, match="recorded already"):
             backend._device.begin_recording(program)
         with pytest.raises(ValueError, match="before the program's first op"):
@@ -202,9 +270,11 @@ def test_what_cannot_be_recorded_is_refused() -> None:
     finally:
         backend._device.end_recording()
     with pytest.raises(ValueError, match="one array for each input"):
-        backend._device.replay(program, [])
+        backend._device.start(program, [])
     with pytest.raises(ValueError, match="another device"):
-        CpuBackend(compute_dtype="float32", num_threads=1)._device.replay(program, [np.zeros(4, np.int32)])
-    backend._device.replay(program, [np.zeros(2, np.int32)])
+        CpuBackend(compute_dtype="float32", num_threads=1)._device.start(program, [np.zeros(4, np.int32)])
+    backend._device.start(program, [np.zeros(2, np.int32)])
+    backend._device.finish()
+    backend._device.finish()
     assert program.num_ops == 1
     assert _native.Program is type(program)

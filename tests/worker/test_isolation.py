@@ -33,7 +33,10 @@ class Device:
         self.last_token = np.arange(ROWS, dtype=np.int32)
         self.calls: list[list[int]] = []
         self.copied: list[bool] = []
-        self.isolated = Isolation(self.compute, self.last_token)
+        self.isolation = Isolation(self.compute, self.last_token)
+
+    def isolated(self, plan: SchedulerOutput) -> ModelOutput:
+        return self.isolation(plan, lambda: self.compute(plan))
 
     def compute(self, plan: SchedulerOutput) -> ModelOutput:
         rows = [seq.row for seq in plan.sequences]

@@ -4,6 +4,7 @@ Owns the arrays that a replay copies its batch into and the results that it leav
 of the eager path: a replay runs the very same code and gives the same bits. One caller at a time.
 """
 
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,8 +39,9 @@ class RecordedForward:
             self._results = forward(batch)
         finally:
             device.end_recording()
+        weakref.finalize(self, device.finish)  # at exit, too: a thread that still computes must not outlive the interpreter
 
-    def replay(self, batch: Batch) -> tuple[Array, ...]:
+    def start(self, batch: Batch) -> None:
         inputs: list[np.ndarray] = [
             batch.input_ids,
             batch.positions,
@@ -50,5 +52,8 @@ class RecordedForward:
             batch.logits_rows,
             np.empty((len(batch.logits_rows), 0), np.int32) if batch.allowed is None else batch.allowed,
         ]
-        self._device.replay(self._program, inputs)
+        self._device.start(self._program, inputs)
+
+    def result(self) -> tuple[Array, ...]:
+        self._device.finish()
         return tuple(self._program.trimmed(result) for result in self._results)

@@ -84,14 +84,21 @@ class ReferenceBackend:
         return ReferenceGraph(forward, capacity)
 
 
-@dataclass(frozen=True, slots=True)
 class ReferenceGraph:
     """Calls the forward anew each time."""
 
-    forward: Forward
-    capacity: BatchCapacity
+    def __init__(self, forward: Forward, capacity: BatchCapacity) -> None:
+        self._forward = forward
+        self._capacity = capacity
+        self._batch: Batch | None = None
 
-    def replay(self, batch: Batch) -> tuple[Array, ...]:
-        if not self.capacity.admits(batch):
+    def start(self, batch: Batch) -> None:
+        if not self._capacity.admits(batch):
             raise ValueError("the batch is larger than the graph's capacity")
-        return self.forward(batch)
+        self._batch = batch
+
+    def result(self) -> tuple[Array, ...]:
+        if self._batch is None:
+            raise ValueError("nothing was started")
+        batch, self._batch = self._batch, None
+        return self._forward(batch)
