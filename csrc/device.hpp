@@ -231,6 +231,7 @@ private:
 
     const KernelTable* kernels_;
     const IntegerKernels* integer_;
+    decltype(KernelTable::attention) attention_int8_; // null: that of kernels_
     const Tuning tuning_;
     bool act_bf16_;
     const int activation_levels_; // of bytes, in products with integer weights

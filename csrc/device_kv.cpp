@@ -136,12 +136,13 @@ bool Device::attend(const AttentionArgs& args, int64_t sequences) {
         }
     }
     const auto floats = static_cast<size_t>(kernels_->attention_scratch(args, rows));
+    const auto attention = args.kv_type == KVType::int8 && attention_int8_ ? attention_int8_ : kernels_->attention;
     const Runs runs = cut_runs(args, parts, pool_.size());
     Spans runs_of(runs.spans);
     std::atomic<bool> valid{true};
     over_claims(runs_of, 1, [&](const Spans::Claim& claim, int thread) {
         const int64_t i = claim.begin, first = i ? runs.ends[i - 1] : 0;
-        if (!kernels_->attention(args, &parts[first], runs.ends[i] - first, at_cache_line(attention_scratch_[thread], floats))) valid = false;
+        if (!attention(args, &parts[first], runs.ends[i] - first, at_cache_line(attention_scratch_[thread], floats))) valid = false;
     });
     if (parts.size() == units.size() || !valid) return valid;
     over_units(static_cast<int64_t>(units.size()), [&](int64_t i, int) {

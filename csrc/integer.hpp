@@ -100,6 +100,9 @@ struct QuantizeWeightsArgs {
 
 enum class QuantizeProblem { none, not_finite, too_large };
 
+struct AttentionArgs; // in kernels.hpp
+struct AttentionUnit;
+
 struct IntegerKernels {
     const char* name;
     // Null, or the kernels that are to be used instead, with the same bits, for fewer than kManyRows rows.
@@ -115,6 +118,8 @@ struct IntegerKernels {
     void (*embedding)(const IntegerEmbeddingArgs&, int64_t row0, int64_t row1);
     // What is written where there is a problem means nothing.
     QuantizeProblem (*quantize_weights)(const QuantizeWeightsArgs&, int64_t group0, int64_t group1);
+    // Null, or KernelTable::attention of keys and values in int8, faster than theirs that these run beside.
+    bool (*attention_int8)(const AttentionArgs&, const AttentionUnit*, int64_t count, float* scratch);
 };
 
 const IntegerKernels* integer_generic();

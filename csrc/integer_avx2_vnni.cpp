@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "integer.hpp"
+#include "kernels.hpp"
 
 #define OCTAVO_VNNI
 namespace octavo {
@@ -15,10 +16,13 @@ namespace {
 #include "simd_integer_avx2.hpp"
 #include "kernels_groups.hpp"
 #include "kernels_integer.hpp"
+#include "kernels_kv.hpp"
+#include "kernels_attention.hpp"
 #include "kernels_quantize.hpp"
+#include "kernels_attention_int8.hpp"
 // clang-format on
 
-constexpr IntegerKernels kTable = integer_table("avx2_vnni");
+constexpr IntegerKernels kTable = with_attention(integer_table("avx2_vnni"));
 
 } // namespace
 

@@ -8,7 +8,9 @@
 // Queries and weights are fp32. Where there are dot products of bf16 pairs and the result is bf16 too, they are bf16 beside bf16
 // keys and values: two neighbouring dimensions, or positions, are one instruction.
 //
-// int8 keys and values are multiplied as they are: a key's scale goes into its score, a value's into its weight.
+// int8 keys and values are multiplied as they are, with queries and weights in 16 bits, whole numbers of a scale for each head: a
+// query's largest magnitude is 32,767 and so is the largest of a tile's weights. Sums are exact, so that neither their order nor a
+// weight of 0 matters. A key's scale goes into its score, a value's into its weight.
 //
 // Keys and values go from qkv to the cache here too: within the unit where the row is its sequence's only one, as no other unit
 // of this step reads what it wrote and the block is about to be read anyhow; before all units where there are several.
@@ -54,11 +56,26 @@ struct HeadStates {
     float *acc, *sums, *max;
 };
 
-// F: what queries and weights are, float or bf16. A: how memory is asked for.
+// What the sums of products with such queries and weights are, and whether these are exact.
+template <class F> struct Summed {
+    using Sum = Vec;
+};
+template <> struct Summed<int16_t> {
+    using Sum = Ints;
+};
+template <class F> using SumOf = typename Summed<F>::Sum;
+template <class F> constexpr bool kExact = __is_same(F, int16_t);
+inline void set_zero(Vec& v) { v = vzero(); }
+inline void set_zero(Ints& v) { v = izero(); }
+inline Vec as_floats(Vec v) { return v; }
+inline Vec as_floats(Ints v) { return ifloat(v); }
+
+// F: what queries and weights are, float, bf16, or whole numbers of q_scales and scales. A: how memory is asked for.
 template <class F, class A = Ahead> struct AttentionScratch {
     HeadStates total, part;
     F* q;
     float* scores;
+    float *q_scales, *scales; // of each head
     Gathered gathered;
     int64_t heads, width, depth; // of values and results, and of queries; zeros from head_dim on
     char* rest;                  // as much memory as the kind of products has asked for
@@ -74,9 +91,9 @@ int64_t attention_state(const AttentionArgs& a, int64_t rows) {
     return round_up(rows * (a.num_heads / a.num_kv_heads) * (padded_dim(a.head_dim) + W + 1), 16);
 }
 
-int64_t attention_scratch(const AttentionArgs& a, int64_t rows) {
+[[maybe_unused]] int64_t attention_scratch(const AttentionArgs& a, int64_t rows) {
     const int64_t heads = rows * (a.num_heads / a.num_kv_heads), width = padded_dim(a.head_dim);
-    return 2 * attention_state(a, rows) + heads * (width + kTokenTile) + 2 * kTokenTile * (width + 1);
+    return 2 * attention_state(a, rows) + heads * (width + kTokenTile + 2) + 16 + 2 * kTokenTile * (width + 1);
 }
 
 inline HeadStates states_at(float* memory, int64_t heads, int64_t width) {
@@ -100,7 +117,9 @@ inline AttentionScratch<F, A> lay_out(const AttentionArgs& a, const AttentionUni
     float* states = s.scores + s.heads * kTokenTile;
     s.total = states_at(u.state ? u.state : states, s.heads, s.width);
     s.part = states_at(states + state, s.heads, s.width);
-    s.rest = reinterpret_cast<char*>(states + 2 * state);
+    s.q_scales = states + 2 * state;
+    s.scales = s.q_scales + s.heads;
+    s.rest = reinterpret_cast<char*>(s.q_scales + round_up(2 * s.heads, 16));
     return s;
 }
 
@@ -156,11 +175,6 @@ template <int G> inline Vec keys_even(const float* const* k, int64_t i) {
     else return vload(k[0] + i * G);
 }
 template <int G> inline Vec keys_odd(const float* const* k, int64_t i) { return keys_even<G>(k, i + 1); }
-template <int G> inline Vec keys_even(const int8_t* const* k, int64_t i) {
-    if constexpr (kJoined<G> > 1) return vload_int8<kJoined<G>>(k, i * G);
-    else return vload_int8(k[0] + i * G);
-}
-template <int G> inline Vec keys_odd(const int8_t* const* k, int64_t i) { return keys_even<G>(k, i + 1); }
 
 // acc[r][v] += q[r] . keys over dimensions i (even) and i + 1.
 template <int G, class T, int R, int V>
@@ -176,6 +190,27 @@ inline __attribute__((always_inline)) void add_dimensions(Vec (&acc)[R][V], cons
     for (int r = 0; r < R; ++r) {
         const Vec x = vset(q[r * ldq + i + 1]);
         for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, k[v], acc[r][v]);
+    }
+}
+
+inline int32_t pair_at(const int16_t* p) {
+    int32_t pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return pair;
+}
+
+template <int G> inline IntPairs key_pairs(const int8_t* const* k, int64_t i) {
+    if constexpr (kJoined<G> > 1) return ipairs<kJoined<G>>(k, i * G);
+    else return ipairs(k[0] + i * G);
+}
+
+template <int G, class T, int R, int V>
+inline __attribute__((always_inline)) void add_dimensions(Ints (&acc)[R][V], const int16_t* q, int64_t ldq, const T* const* keys, int64_t i) {
+    IntPairs k[V];
+    for (int v = 0; v < V; ++v) k[v] = key_pairs<G>(keys + v * kJoined<G>, i);
+    for (int r = 0; r < R; ++r) {
+        const int32_t pair = pair_at(q + r * ldq + i);
+        for (int v = 0; v < V; ++v) acc[r][v] = idot(acc[r][v], pair, k[v]);
     }
 }
 
@@ -200,11 +235,11 @@ inline __attribute__((always_inline)) void add_dimensions(Vec (&acc)[R][V], cons
 template <int G, class T, class F, int R, int V, class A>
 inline __attribute__((always_inline)) void score_panel(const F* q, int64_t ldq, const T* const* keys, int64_t dim,
                                                        float* scores, A& ahead) {
-    Vec acc[R][V];
+    SumOf<F> acc[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) acc[r][v] = vzero();
+        for (int v = 0; v < V; ++v) set_zero(acc[r][v]);
     }
     for (int64_t i = 0; i < dim; i += 2) {
         fetch<lines_of<V>()>(ahead);
@@ -213,23 +248,18 @@ inline __attribute__((always_inline)) void score_panel(const F* q, int64_t ldq, 
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) vstore(scores + r * kTokenTile + v * W, acc[r][v]);
+        for (int v = 0; v < V; ++v) vstore(scores + r * kTokenTile + v * W, as_floats(acc[r][v]));
     }
 }
 
 // Where a group's values of position i begin, for columns from `column`.
-inline const uint16_t* value_row(const uint16_t* group, int64_t i, int64_t width, int64_t column) {
-    return group + i / 2 * 2 * width + column * 2;
-}
 template <class T> inline const T* value_row(const T* group, int64_t i, int64_t width, int64_t column) {
-    return group + i * width + column;
+    return kPaired<T> ? group + i / 2 * 2 * width + column * 2 : group + i * width + column;
 }
 inline Vec value_even(const uint16_t* row, int64_t c) { return vfirst(row + 2 * c); }
 inline Vec value_odd(const uint16_t* row, int64_t c) { return vsecond(row + 2 * c); }
 inline Vec value_even(const float* row, int64_t c) { return vload(row + c); }
 inline Vec value_odd(const float* row, int64_t c) { return vload(row + c); }
-inline Vec value_even(const int8_t* row, int64_t c) { return vload_int8(row + c); }
-inline Vec value_odd(const int8_t* row, int64_t c) { return vload_int8(row + c); }
 
 struct Columns {
     int64_t width, first;
@@ -254,6 +284,17 @@ inline __attribute__((always_inline)) void add_positions(Vec (&acc)[R][V], const
                                                          Columns at) {
     add_position<false>(acc, weights, group, i, at);
     add_position<true>(acc, weights, group, i + 1, at);
+}
+
+template <class T, int R, int V>
+inline __attribute__((always_inline)) void add_positions(Ints (&acc)[R][V], const int16_t* weights, const T* group, int64_t i, Columns at) {
+    const T* row = value_row(group, i, at.width, at.first);
+    IntPairs x[V];
+    for (int v = 0; v < V; ++v) x[v] = ipairs(row + 2 * v * W);
+    for (int r = 0; r < R; ++r) {
+        const int32_t pair = pair_at(weights + r * kWeightStride<int16_t> + i);
+        for (int v = 0; v < V; ++v) acc[r][v] = idot(acc[r][v], pair, x[v]);
+    }
 }
 
 #ifdef OCTAVO_DOT_BF16
@@ -283,31 +324,43 @@ inline __attribute__((always_inline)) void add_positions(Vec (&acc)[R][V], const
 }
 #endif
 
-// acc[r][v * W ..] += weights[r] times the values of positions [begin, end) of the tile, ascending.
+// out[r][v * W ..] += weights[r] times the values of positions [begin, end) of the tile, ascending; exact ones, of pairs of
+// positions, all at once, and then times scales[r].
 template <class T, class F, int R, int V, class A>
-inline __attribute__((always_inline)) void value_panel(const F* weights, const T* const* groups, Columns at, int64_t begin,
-                                                       int64_t end, float* out, int64_t ldo, A& ahead) {
-    Vec acc[R][V];
+inline __attribute__((always_inline)) void value_panel(const F* weights, const float* scales, const T* const* groups, Columns at,
+                                                       int64_t begin, int64_t end, float* out, int64_t ldo, A& ahead) {
+    SumOf<F> acc[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) acc[r][v] = vload(out + r * ldo + v * W);
+        for (int v = 0; v < V; ++v) {
+            if constexpr (kExact<F>) acc[r][v] = izero();
+            else acc[r][v] = vload(out + r * ldo + v * W);
+        }
     }
     int64_t g = begin / at.group, i = begin % at.group;
     for (int64_t p = begin - i; p < end; p += at.group, ++g, i = 0) {
         const int64_t stop = min64(end - p, at.group);
         const F* w = weights + p;
-        if (i % 2) add_position<true>(acc, w, groups[g], i, at), ++i;
+        if constexpr (!kExact<F>) {
+            if (i % 2) add_position<true>(acc, w, groups[g], i, at), ++i;
+        }
         for (; i + 1 < stop; i += 2) {
             fetch<lines_of<V>()>(ahead);
             add_positions(acc, w, groups[g], i, at);
         }
-        if (i < stop) add_position<false>(acc, w, groups[g], i, at);
+        if constexpr (!kExact<F>) {
+            if (i < stop) add_position<false>(acc, w, groups[g], i, at);
+        }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) vstore(out + r * ldo + v * W, acc[r][v]);
+        for (int v = 0; v < V; ++v) {
+            float* to = out + r * ldo + v * W;
+            if constexpr (kExact<F>) vstore(to, vfma(ifloat(acc[r][v]), vset(scales[r]), vload(to)));
+            else vstore(to, acc[r][v]);
+        }
     }
 }
 
@@ -322,9 +375,9 @@ template <int G> struct ScorePanels {
 
 template <class T, int R, int V> struct ValuePanel {
     template <class F, class A>
-    static void run(int64_t row, const F* weights, const T* const* groups, Columns at, int64_t begin, int64_t end, float* out,
-                    int64_t ldo, A* ahead) {
-        value_panel<T, F, R, V>(weights + row * kWeightStride<F>, groups, at, begin, end, out + row * ldo, ldo, *ahead);
+    static void run(int64_t row, const F* weights, const float* scales, const T* const* groups, Columns at, int64_t begin,
+                    int64_t end, float* out, int64_t ldo, A* ahead) {
+        value_panel<T, F, R, V>(weights + row * kWeightStride<F>, scales + row, groups, at, begin, end, out + row * ldo, ldo, *ahead);
     }
 };
 
@@ -444,10 +497,17 @@ inline void score_tile(const AttentionArgs& a, const AttentionScratch<F, A>& s, 
         for (int64_t i = 0; i < kTokenGroup; i += W) {
             const Vec scale = vload(tile.key_scales[g] + i);
             float* scores = s.scores + g * kTokenGroup + i;
-            for (int64_t h = 0; h < s.heads; ++h) vstore(scores + h * kTokenTile, vmul(vload(scores + h * kTokenTile), scale));
+            for (int64_t h = 0; h < s.heads; ++h) {
+                vstore(scores + h * kTokenTile, vmul(vload(scores + h * kTokenTile), vmul(scale, vset(s.q_scales[h]))));
+            }
         }
     }
 }
+
+// A largest magnitude below this is none.
+constexpr float kLeastMagnitude = 1e-30f;
+inline float whole_numbers_of(float largest) { return largest >= kLeastMagnitude ? 32767.0f / largest : 0.0f; }
+inline float scale_of(float largest) { return largest < kLeastMagnitude ? 0.0f : largest / 32767.0f; } // NaN of NaN
 
 inline void store_factors(float* p, Vec v) { vstore(p, v); }
 inline void store_factors(uint16_t* p, Vec v) { vstore_bf16(p, v); }
@@ -455,7 +515,7 @@ inline void store_factors(uint16_t* p, Vec v) { vstore_bf16(p, v); }
 // exp(scores - top), as exact as F.
 template <class F> inline Vec weights_of(Vec scores, float top) {
 #ifdef OCTAVO_POW2_NEAR
-    if constexpr (sizeof(F) == sizeof(uint16_t)) {
+    if constexpr (__is_same(F, uint16_t)) {
         constexpr float kLog2e = 1.44269504f;
         return vpow2_near(vfma(scores, vset(kLog2e), vset(-top * kLog2e)));
     }
@@ -468,10 +528,10 @@ template <class F> inline Vec weights_of(Vec scores, float top) {
 constexpr float kSlack = 8.0f;
 
 // Makes one head's scores in [begin, end) weights, of values without their scales, and rescales what was accumulated before.
-// kWhole: these are all of the tile.
+// kWhole: these are all of the tile. Exact weights are whole numbers of `scale`, 0 elsewhere in the tile.
 template <class F, bool kWhole, class T>
-inline void softmax_row(const HeadStates& state, const Tile<T>& tile, float* scores, int64_t head, int64_t width, int begin,
-                        int end) {
+inline void softmax_row(const HeadStates& state, const Tile<T>& tile, float* scores, [[maybe_unused]] float* scale, int64_t head,
+                        int64_t width, int begin, int end) {
     const Vec minus_inf = vset(-__builtin_inff());
     const auto seen_at = [&](int i) {
         const Vec v = vload(scores + i);
@@ -483,12 +543,27 @@ inline void softmax_row(const HeadStates& state, const Tile<T>& tile, float* sco
     const float old_max = state.max[head];
     float new_max = old_max;
     if (vany_above(best, old_max + kSlack)) new_max = vmax_of(best);
-    Vec sum = vzero();
+    Vec sum = vzero(), most = vzero();
     for (int i = first; i < last; i += W) {
         const Vec weight = weights_of<F>(seen_at(i), new_max);
-        store_factors(reinterpret_cast<F*>(scores) + i,
-                      kQuantized<T> ? vmul(weight, vload(tile.value_scales[i / kTokenGroup] + i % kTokenGroup)) : weight);
         sum = vadd(sum, weight);
+        if constexpr (kExact<F>) {
+            Vec factor = vmul(weight, vload(tile.value_scales[i / kTokenGroup] + i % kTokenGroup));
+            if (!kWhole) factor = vkeep(factor, begin - i, end - i, vzero());
+            most = vmax_not_negative(most, factor);
+            vstore(scores + i, factor);
+        } else {
+            store_factors(reinterpret_cast<F*>(scores) + i, weight);
+        }
+    }
+    if constexpr (kExact<F>) {
+        const float largest = vmax_of_not_negative(most);
+        const Vec times = vset(whole_numbers_of(largest));
+        *scale = scale_of(largest);
+        int16_t* weights = reinterpret_cast<int16_t*>(scores); // overtakes nothing that is still to be read
+        for (int i = 0; i < kTokenTile; i += W) {
+            vstore_int16(weights + i, i < first || i >= last ? vzero() : vmul(vload(scores + i), times));
+        }
     }
     float* sums = state.sums + head * W;
     if (new_max == old_max) return vstore(sums, vadd(vload(sums), sum)); // what there was keeps its scale
@@ -516,24 +591,30 @@ inline void add_rows(const AttentionScratch<F, A>& s, const HeadStates& state, c
                      int64_t begin, int64_t end) {
     if (begin >= end) return;
     const F* weights = reinterpret_cast<const F*>(s.scores) + head * kWeightStride<F>;
+    const float* scales = s.scales + head;
     float* out = state.acc + head * s.width;
     int64_t c = 0;
     for (; c + kAttentionVecs * W <= s.width; c += kAttentionVecs * W) {
         const Columns at{s.width, c, tile.group};
-        over_panels<ValuePanel, T, kAttentionVecs>(count, weights, tile.values, at, begin, end, out + c, s.width, s.ahead);
+        over_panels<ValuePanel, T, kAttentionVecs>(count, weights, scales, tile.values, at, begin, end, out + c, s.width, s.ahead);
     }
     for (; c < s.width; c += W) {
         const Columns at{s.width, c, tile.group};
-        over_panels<ValuePanel, T, 1>(count, weights, tile.values, at, begin, end, out + c, s.width, s.ahead);
+        over_panels<ValuePanel, T, 1>(count, weights, scales, tile.values, at, begin, end, out + c, s.width, s.ahead);
     }
 }
 
 // Adds weights times values: positions that all rows [row0, row1) see at once, the others row by row, ascending in either case.
 // Of several rows each sees both positions of a pair or adds it by itself, so that pairs are the same whatever the others see.
+// Exact weights take all positions that some row sees at once.
 template <class T, class F, class A>
 inline void add_values(const AttentionArgs& a, const AttentionScratch<F, A>& s, const HeadStates& state, const Tile<T>& tile,
                        int64_t first_end, int64_t row0, int64_t row1, int64_t start) {
     const int64_t group = a.num_heads / a.num_kv_heads;
+    if constexpr (kExact<F>) {
+        const int64_t begin = seen(a, first_end, row0, start).begin, end = seen(a, first_end, row1 - 1, start).end;
+        return add_rows(s, state, tile, row0 * group, (row1 - row0) * group, begin / 2 * 2, round_up(end, 2));
+    }
     int64_t low = seen(a, first_end, row1 - 1, start).begin, high = seen(a, first_end, row0, start).end;
     if (row1 - row0 > 1) low = round_up(low, 2), high -= high % 2;
     high = max64(low, high);
@@ -564,6 +645,22 @@ template <class F> struct InVectors {
     }
 };
 
+// x times `scale` as whole numbers of what is returned, NaN where x is not finite; zeros from `dim` to `depth`.
+inline float load_whole_numbers(const float* x, int64_t dim, int64_t depth, Vec scale, int16_t* out) {
+    const auto at = [&](int64_t i) { return vmul(vload_part(x + i, min64(W, max64(dim - i, 0))), scale); };
+    Vec most = vzero(), odd = vzero();
+    for (int64_t i = 0; i < depth; i += W) {
+        const Vec v = at(i);
+        most = vmax(most, vmax(v, vsub(vzero(), v)));
+        odd = vadd(odd, vsub(v, v)); // NaN where v is not finite
+    }
+    const float largest = vmax_of(most);
+    const bool finite = vsum(odd) == 0.0f;
+    const Vec times = vset(finite ? whole_numbers_of(largest) : 0.0f);
+    for (int64_t i = 0; i < depth; i += W) vstore_int16(out + i, finite ? vmul(at(i), times) : vzero());
+    return finite ? scale_of(largest) : __builtin_nanf("");
+}
+
 template <class F, class A>
 inline void load_queries(const AttentionArgs& a, const AttentionUnit& u, const AttentionScratch<F, A>& s) {
     const int64_t group = a.num_heads / a.num_kv_heads;
@@ -571,9 +668,14 @@ inline void load_queries(const AttentionArgs& a, const AttentionUnit& u, const A
     for (int64_t r = u.row0; r < u.row1; ++r) {
         const float* src = a.qkv + r * a.stride + u.kv_head * group * a.head_dim;
         for (int64_t g = 0; g < group; ++g, src += a.head_dim) {
-            F* dst = s.q + ((r - u.row0) * group + g) * s.depth;
-            for (int64_t i = 0; i < s.depth; i += W) {
-                store_factors(dst + i, vmul(vload_part(src + i, min64(W, max64(a.head_dim - i, 0))), scale));
+            const int64_t head = (r - u.row0) * group + g;
+            F* dst = s.q + head * s.depth;
+            if constexpr (kExact<F>) {
+                s.q_scales[head] = load_whole_numbers(src, a.head_dim, s.depth, scale, dst);
+            } else {
+                for (int64_t i = 0; i < s.depth; i += W) {
+                    store_factors(dst + i, vmul(vload_part(src + i, min64(W, max64(a.head_dim - i, 0))), scale));
+                }
             }
         }
     }
@@ -610,8 +712,9 @@ bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, Products& produ
         for (int64_t h = r * group; h < (r + 1) * group; ++h) {
             for (int i = 0; i < A::kOfSoftmax; i += 4) fetch<4>(*s.ahead);
             float* scores = s.scores + h * kTokenTile;
-            if (span.begin == 0 && span.end == kTokenTile) softmax_row<F, true>(state, tile, scores, h, s.width, 0, kTokenTile);
-            else softmax_row<F, false>(state, tile, scores, h, s.width, span.begin, span.end);
+            float* scale = s.scales + h;
+            if (span.begin == 0 && span.end == kTokenTile) softmax_row<F, true>(state, tile, scores, scale, h, s.width, 0, kTokenTile);
+            else softmax_row<F, false>(state, tile, scores, scale, h, s.width, span.begin, span.end);
         }
     }
     products.add(a, s, state, tile, first_end, row0, row1, start);
@@ -679,19 +782,23 @@ template <class Products> bool attend_bf16(const AttentionArgs& a, const Attenti
     return attend_all<uint16_t, Products>(a, units, count, scratch);
 }
 
-bool attention(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
+bool attention_int8(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
+    return attend_all<int8_t, InVectors<int16_t>>(a, units, count, scratch);
+}
+
+[[maybe_unused]] bool attention(const AttentionArgs& a, const AttentionUnit* units, int64_t count, float* scratch) {
 #ifdef OCTAVO_DOT_BF16
     if (a.kv_type == KVType::bf16 && a.out_bf16) return attend_bf16<InVectors<uint16_t>>(a, units, count, scratch);
 #endif
     switch (a.kv_type) {
     case KVType::fp32: return attend_all<float>(a, units, count, scratch);
     case KVType::bf16: return attend_bf16<InVectors<float>>(a, units, count, scratch);
-    case KVType::int8: return attend_all<int8_t>(a, units, count, scratch);
+    case KVType::int8: return attention_int8(a, units, count, scratch);
     }
     return false;
 }
 
-void attention_merge(const AttentionArgs& a, const AttentionUnit& u, int64_t count) {
+[[maybe_unused]] void attention_merge(const AttentionArgs& a, const AttentionUnit& u, int64_t count) {
     const int64_t rows = u.row1 - u.row0, heads = rows * (a.num_heads / a.num_kv_heads), width = padded_dim(a.head_dim);
     const HeadStates total = states_at(u.state, heads, width);
     for (int64_t i = 1; i < count; ++i) {

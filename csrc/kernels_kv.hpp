@@ -2,9 +2,9 @@
 // namespace.
 //
 // Where head_dim is a multiple of 16 and block_size one of 4, a block holds groups of 16 positions, or of 8 or 4 where its
-// size is no multiple of more, in the form that the products read: keys transposed, [head_dim / 2][positions][2] in bf16 and
-// [head_dim][positions] in fp32 and int8; values in pairs of positions, [pairs][head_dim][2] in bf16 and
-// [positions][head_dim] in fp32 and int8. Other blocks hold plain rows, which are gathered into groups of 16. In int8, a kv
+// size is no multiple of more, in the form that the products read: keys transposed, [head_dim / 2][positions][2] in bf16 and int8 and
+// [head_dim][positions] in fp32; values in pairs of positions, [pairs][head_dim][2] in bf16 and int8 and
+// [positions][head_dim] in fp32. Other blocks hold plain rows, which are gathered into groups of 16. In int8, a kv
 // head's part of a block ends with the scales: of the keys of its positions, then of the values.
 
 constexpr int kMostGroups = kTokenTile / kLeastGroup;
@@ -18,7 +18,7 @@ inline int group_of(int64_t block_size, int64_t head_dim) {
     return 0;
 }
 
-template <class T> constexpr bool kPaired = sizeof(T) == 2;   // bf16
+template <class T> constexpr bool kPaired = sizeof(T) <= 2;   // bf16, int8
 template <class T> constexpr bool kQuantized = sizeof(T) == 1; // int8
 
 // Element i of the keys, and of the values, of position p of a group of so many.
@@ -31,7 +31,7 @@ template <class T> inline int64_t value_at(int64_t i, int64_t p, int64_t width) 
 
 constexpr int64_t kMostDims = 256;
 
-// A head's row as the cache stores it; returns its scale.
+// A head's row as the cache stores it; returns its scale. In int8 whole vectors are written.
 inline float convert(const float* x, int64_t n, float* out) {
     __builtin_memcpy(out, x, n * sizeof(float));
     return 1.0f;
@@ -51,11 +51,7 @@ inline float convert(const float* x, int64_t n, int8_t* out) {
     const float largest = vmax_of(most);
     const bool finite = vsum(odd) == 0.0f;
     const Vec inverse = vset(finite && largest >= kSmallest ? 127.0f / largest : 0.0f);
-    for (int64_t i = 0; i < n; i += W) {
-        float whole[W];
-        vstore(whole, finite ? vround(vmul(vload_part(x + i, min64(W, n - i)), inverse)) : vzero());
-        for (int64_t j = 0; j < min64(W, n - i); ++j) out[i + j] = static_cast<int8_t>(whole[j]);
-    }
+    for (int64_t i = 0; i < n; i += W) vstore_int8(out + i, finite ? vmul(vload_part(x + i, min64(W, n - i)), inverse) : vzero());
     return !finite ? __builtin_nanf("") : largest < kSmallest ? 0.0f : largest / 127.0f;
 }
 
@@ -64,11 +60,17 @@ inline float convert(const float* x, int64_t n, int8_t* out) {
 template <class T> inline void put_keys(const T* k, int64_t dim, int64_t p, int64_t size, T* group) {
     for (int64_t i = 0; i < dim; ++i) group[key_at<T>(i, p, size)] = k[i];
 }
-template <> inline void put_keys(const uint16_t* k, int64_t dim, int64_t p, int64_t size, uint16_t* group) {
-    for (int64_t i = 0; i < dim; i += 2) __builtin_memcpy(group + key_at<uint16_t>(i, p, size), k + i, 2 * sizeof(uint16_t));
+template <class T> inline void put_key_pairs(const T* k, int64_t dim, int64_t p, int64_t size, T* group) {
+    for (int64_t i = 0; i < dim; i += 2) __builtin_memcpy(group + key_at<T>(i, p, size), k + i, 2 * sizeof(T));
 }
+template <> inline void put_keys(const uint16_t* k, int64_t dim, int64_t p, int64_t size, uint16_t* group) { put_key_pairs(k, dim, p, size, group); }
+template <> inline void put_keys(const int8_t* k, int64_t dim, int64_t p, int64_t size, int8_t* group) { put_key_pairs(k, dim, p, size, group); }
 template <class T> inline void put_values(const T* v, int64_t dim, int64_t p, T* group) {
     for (int64_t i = 0; i < dim; ++i) group[value_at<T>(i, p, dim)] = v[i];
+}
+template <> inline void put_values(const int8_t* v, int64_t dim, int64_t p, int8_t* group) {
+    int8_t* to = group + value_at<int8_t>(0, p, dim);
+    for (int64_t i = 0; i < dim; i += 16) store_apart(to + 2 * i, v + i); // groups of more than one row have a multiple of 16
 }
 
 // 32 bits divide faster than 64.
@@ -115,7 +117,7 @@ template <class T> inline void write_head(const AttentionArgs& a, int64_t row, i
     }
 }
 
-void write_kv(const AttentionArgs& a, int64_t row0, int64_t row1) {
+[[maybe_unused]] void write_kv(const AttentionArgs& a, int64_t row0, int64_t row1) {
     for (int64_t r = row0; r < row1; ++r) {
         for (int64_t h = 0; h < a.num_kv_heads; ++h) {
             switch (a.kv_type) {

@@ -92,10 +92,50 @@ template <int P, class T> inline __m256i vjoin(const T* const* p, int64_t at) {
 template <int P> inline Vec vload(const float* const* p, int64_t at) { return _mm256_castsi256_ps(vjoin<P>(p, at)); }
 template <int P> inline Vec vfirst(const uint16_t* const* p, int64_t at) { return vfirst(_mm256_castsi256_ps(vjoin<P>(p, at))); }
 template <int P> inline Vec vsecond(const uint16_t* const* p, int64_t at) { return vsecond(_mm256_castsi256_ps(vjoin<P>(p, at))); }
-template <int P> inline Vec vload_int8(const int8_t* const* p, int64_t at) {
+
+// W pairs of whole numbers of 16 bits, from bytes, and W sums of products of such pairs, exact.
+using IntPairs = __m256i;
+using Ints = __m256i;
+inline Ints izero() { return _mm256_setzero_si256(); }
+inline IntPairs ipairs(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+template <int P> inline IntPairs ipairs(const int8_t* const* p, int64_t at) {
     static_assert(P == 2);
-    const __m128i eight = _mm_unpacklo_epi32(_mm_loadu_si32(p[0] + at), _mm_loadu_si32(p[1] + at));
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
+    const auto four = [&](int i) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p[i] + at)); };
+    return _mm256_cvtepi8_epi16(_mm_unpacklo_epi64(four(0), four(1)));
+}
+inline Ints idot(Ints acc, int32_t pair, IntPairs k) {
+#ifdef OCTAVO_VNNI
+    return _mm256_dpwssd_avx_epi32(acc, k, _mm256_set1_epi32(pair));
+#else
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(k, _mm256_set1_epi32(pair)));
+#endif
+}
+inline Vec ifloat(Ints v) { return _mm256_cvtepi32_ps(v); }
+// The larger ones, and the largest, of what is not below 0, NaN above all: by their bits.
+inline Vec vmax_not_negative(Vec a, Vec b) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
+inline float vmax_of_not_negative(Vec v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4E));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0xB1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(most));
+}
+// Sixteen bytes to every other place, from `to` on; those between stay untouched.
+inline void store_apart(int8_t* to, const int8_t* bytes) {
+    for (int i = 0; i < 16; ++i) to[2 * i] = bytes[i];
+}
+// The nearest whole numbers, ties to even, all of which fit.
+inline void vstore_int8(int8_t* p, Vec v) {
+    const __m256i whole = _mm256_cvtps_epi32(v);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+inline void vstore_int16(int16_t* p, Vec v) {
+    const __m256i whole = _mm256_cvtps_epi32(v);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(whole, whole), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
 
 // Round to nearest even; NaN stays NaN.

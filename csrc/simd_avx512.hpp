@@ -95,13 +95,45 @@ template <int P, class T> inline __m512i vjoin(const T* const* p, int64_t at) {
 template <int P> inline Vec vload(const float* const* p, int64_t at) { return _mm512_castsi512_ps(vjoin<P>(p, at)); }
 template <int P> inline Vec vfirst(const uint16_t* const* p, int64_t at) { return vfirst(_mm512_castsi512_ps(vjoin<P>(p, at))); }
 template <int P> inline Vec vsecond(const uint16_t* const* p, int64_t at) { return vsecond(_mm512_castsi512_ps(vjoin<P>(p, at))); }
-template <int P> inline Vec vload_int8(const int8_t* const* p, int64_t at) {
-    const auto eight = [&](int i) {
-        if constexpr (P == 2) return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p[i] + at));
-        else return _mm_unpacklo_epi32(_mm_loadu_si32(p[2 * i] + at), _mm_loadu_si32(p[2 * i + 1] + at));
+
+// W pairs of whole numbers of 16 bits, from bytes, and W sums of products of such pairs, exact.
+using IntPairs = __m512i;
+using Ints = __m512i;
+inline Ints izero() { return _mm512_setzero_si512(); }
+inline IntPairs ipairs(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+template <int P> inline IntPairs ipairs(const int8_t* const* p, int64_t at) {
+    const auto four = [&](int i) {
+        const auto* from = reinterpret_cast<const __m128i*>(p[P == 2 ? i : 2 * i] + at);
+        if constexpr (P == 2) return _mm_loadu_si128(from);
+        else return _mm_unpacklo_epi64(_mm_loadl_epi64(from), _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p[2 * i + 1] + at)));
     };
     static_assert(P == 2 || P == 4);
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi64(eight(0), eight(1))));
+    return _mm512_cvtepi8_epi16(_mm256_inserti128_si256(_mm256_castsi128_si256(four(0)), four(1), 1));
+}
+inline Ints idot(Ints acc, int32_t pair, IntPairs k) {
+#ifdef OCTAVO_VNNI
+    return _mm512_dpwssd_epi32(acc, k, _mm512_set1_epi32(pair));
+#else
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(k, _mm512_set1_epi32(pair)));
+#endif
+}
+inline Vec ifloat(Ints v) { return _mm512_cvtepi32_ps(v); }
+// The larger ones, and the largest, of what is not below 0, NaN above all: by their bits.
+inline Vec vmax_not_negative(Vec a, Vec b) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+inline float vmax_of_not_negative(Vec v) {
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(_mm512_castps_si512(v)))));
+}
+// Sixteen bytes to every other place, from `to` on; those between stay untouched.
+inline void store_apart(int8_t* to, const int8_t* bytes) {
+    const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    _mm256_mask_storeu_epi8(to, 0x55555555u, wide);
+}
+// The nearest whole numbers, ties to even, all of which fit.
+inline void vstore_int8(int8_t* p, Vec v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v))); }
+inline void vstore_int16(int16_t* p, Vec v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v)));
 }
 
 // Round to nearest even; NaN stays NaN.

@@ -91,11 +91,44 @@ inline Vec vload_int8(const int8_t* p) {
     return Vec{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]), static_cast<float>(p[3])};
 }
 
+// W pairs of whole numbers of 16 bits, from bytes, and W sums of products of such pairs, exact.
+struct IntPairs {
+    IntVec first, second;
+};
+using Ints = IntVec;
+inline Ints izero() { return IntVec{0, 0, 0, 0}; }
+inline IntPairs ipairs(const int8_t* p) { return {IntVec{p[0], p[2], p[4], p[6]}, IntVec{p[1], p[3], p[5], p[7]}}; }
+inline Ints idot(Ints acc, int32_t pair, IntPairs k) {
+    return acc + k.first * static_cast<int16_t>(pair) + k.second * static_cast<int16_t>(static_cast<uint32_t>(pair) >> 16);
+}
+inline Vec ifloat(Ints v) { return __builtin_convertvector(v, Vec); }
+// The larger ones, and the largest, of what is not below 0, NaN above all: by their bits.
+inline Vec vmax_not_negative(Vec a, Vec b) { return reinterpret_cast<IntVec>(a) > reinterpret_cast<IntVec>(b) ? a : b; }
+inline float vmax_of_not_negative(Vec v) {
+    const IntVec bits = reinterpret_cast<IntVec>(v);
+    int32_t most = bits[0];
+    for (int i = 1; i < W; ++i) most = bits[i] > most ? bits[i] : most;
+    return __builtin_bit_cast(float, most);
+}
+// Sixteen bytes to every other place, from `to` on; those between stay untouched.
+inline void store_apart(int8_t* to, const int8_t* bytes) {
+    for (int i = 0; i < 16; ++i) to[2 * i] = bytes[i];
+}
+// The nearest whole numbers, ties to even, all of which fit.
+inline void vstore_int8(int8_t* p, Vec v) {
+    const IntVec whole = __builtin_convertvector(vround(v), IntVec);
+    for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(whole[i]);
+}
+inline void vstore_int16(int16_t* p, Vec v) {
+    const IntVec whole = __builtin_convertvector(vround(v), IntVec);
+    for (int i = 0; i < W; ++i) p[i] = static_cast<int16_t>(whole[i]);
+}
+
 // The loads above, from P pieces that follow one another, each at p[i] + at. No group is smaller than a vector.
 template <int P> Vec vload(const float* const* p, int64_t at) = delete;
 template <int P> Vec vfirst(const uint16_t* const* p, int64_t at) = delete;
 template <int P> Vec vsecond(const uint16_t* const* p, int64_t at) = delete;
-template <int P> Vec vload_int8(const int8_t* const* p, int64_t at) = delete;
+template <int P> IntPairs ipairs(const int8_t* const* p, int64_t at) = delete;
 
 // Round to nearest even; NaN stays NaN.
 inline void vstore_bf16(uint16_t* p, Vec v) {

@@ -176,8 +176,9 @@ class Ops(Protocol):
 
         A cache in bfloat16 rounds to nearest even; where act is bfloat16 too, q * scale and the weights may be rounded as well.
         One in int8 stores the k, and the v, of a row and head as q = k * (127 / m) rounded to nearest even and the scale
-        m / 127, where m is the largest magnitude, and reads q * scale. With m below 1e-30 all is zero; where k has an element
-        that is not finite, all is NaN.
+        m / 127, where m is the largest magnitude, and reads q * scale; queries, and the weights of up to 64 positions, may be
+        rounded to 16 bits, whole numbers up to 32767 for the largest. With m below 1e-30 all is zero; where k or v has an
+        element that is not finite, all is NaN.
 
         A slot that is written in a step is seen by its own sequence alone in that step, at its own position."""
         ...

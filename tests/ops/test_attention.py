@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo import _native
 from octavo.backends.base import AttentionShape, Batch
 from octavo.backends.cpu.backend import CpuBackend
 from tests.ops.devices import (
@@ -130,7 +131,8 @@ def check_against_oracle(paged: Paged, isa: str, dtype: str, chunks: list[Chunk]
         if isa in MULTIPLY_PAIRS and dtype == paged.kv_dtype == "bfloat16":
             check_rounded(paged.shape, a, b)
         else:
-            assert_close(a, act(b, dtype), scale=1.0 if dtype == "float32" else 30.0)
+            whole_numbers = paged.kv_dtype == "int8"  # queries and weights in 16 bits
+            assert_close(a, act(b, dtype), scale=1.0 if dtype == "float32" and not whole_numbers else 30.0)
 
 
 def check_rounded(shape: AttentionShape, actual: np.ndarray, expected: np.ndarray) -> None:
@@ -150,6 +152,17 @@ def test_every_layout_of_blocks(isa: str, block_size: int, head_dim: int, dtype:
     for window in (None, 37, 600):
         paged = Paged(AttentionShape(6, 2, head_dim), block_size, kv_dtype, (1100, 20, 513), window)
         check_against_oracle(paged, isa, dtype, paged.last_rows(1, 20, 5))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_int8_gives_the_same_bits_by_any_dot_products(isa: str) -> None:
+    """Those that the instruction set has, and those that only go with its integer products."""
+    paged = Paged(AttentionShape(6, 2, 64), 16, "int8", (1100, 20, 513), 600)
+    results = []
+    for kernels in _native.integer_kernels(isa):
+        backend = CpuBackend(compute_dtype="float32", isa=isa, num_threads=2, integer_kernels=kernels)
+        results.append(np.concatenate(paged.attend(backend, paged.filled_cache(backend), *paged.last_rows(1, 20, 5))))
+    assert len({result.tobytes() for result in results}) == 1
 
 
 SHAPES = st.builds(
@@ -259,8 +272,9 @@ def test_what_lies_outside_the_window_or_ahead_cannot_matter(isa: str, dtype: st
 
 
 @pytest.mark.parametrize(("isa", "dtype"), DEVICES)
-def test_a_row_of_nan_spoils_no_neighbour(isa: str, dtype: str) -> None:
-    paged = Paged(AttentionShape(4, 2, 64), 16, "bfloat16", (600, 600))
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_a_row_of_nan_spoils_no_neighbour(isa: str, dtype: str, kv_dtype: str) -> None:
+    paged = Paged(AttentionShape(4, 2, 64), 16, kv_dtype, (600, 600))
     backend = device(isa, dtype)
     cache = paged.filled_cache(backend)
     expected = paged.attend(backend, cache, *paged.last_rows(12, 12))[0]
@@ -273,8 +287,11 @@ def test_a_row_of_nan_spoils_no_neighbour(isa: str, dtype: str) -> None:
 @pytest.mark.parametrize(("isa", "dtype"), DEVICES)
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_spoils_only_rows_that_see_it(isa: str, dtype: str, window: int | None, value: float) -> None:
-    paged = Paged(AttentionShape(4, 2, 64), 16, "bfloat16", (600,), window)
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_what_is_not_finite_spoils_only_rows_that_see_it(
+    isa: str, dtype: str, window: int | None, value: float, kv_dtype: str
+) -> None:
+    paged = Paged(AttentionShape(4, 2, 64), 16, kv_dtype, (600,), window)
     backend = device(isa, dtype)
     cache = paged.filled_cache(backend)
     chunk = Chunk(0, 564, 600)
@@ -290,8 +307,9 @@ def test_what_is_not_finite_spoils_only_rows_that_see_it(isa: str, dtype: str, w
         store(backend, cache, 1, paged.rows(0)[position : position + 1], paged.slots(0, position, position + 1), paged.shape)
 
 
-def test_a_query_of_nan_spoils_its_own_row_only() -> None:
-    paged = Paged(AttentionShape(4, 2, 64), 16, "bfloat16", (600,))
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_a_query_of_nan_spoils_its_own_row_only(kv_dtype: str) -> None:
+    paged = Paged(AttentionShape(4, 2, 64), 16, kv_dtype, (600,))
     none = np.zeros(0, np.int32)
     batch = Batch(none, none, nowhere(10), np.array([0, 10], np.int32), np.array([600], np.int32), paged.tables(), none)
     for isa, dtype in DEVICES:
