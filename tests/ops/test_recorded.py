@@ -1,6 +1,7 @@
 """Recorded forwards: the bits of the eager path for every number of rows, and refusals instead of memory that is not theirs."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -208,7 +209,7 @@ def test_a_program_that_runs_may_be_forgotten(model: Tiny) -> None:
         gc.collect()
 
 
-def test_an_interpreter_that_ends_in_the_middle_of_a_program() -> None:
+def test_an_interpreter_that_ends_in_the_middle_of_a_program(tmp_path: Path) -> None:
     script = """
 from tests.ops.test_recorded import BATCHES, CAPACITY, CpuBackend, Tiny
 
@@ -216,8 +217,10 @@ model = Tiny(CpuBackend(compute_dtype="float32", num_threads=2), "dense")
 graph = model.backend.capture(model.forward, CAPACITY)
 graph.start(BATCHES[4])
 """
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    package, tests = Path(_native.__file__).parents[1], Path(__file__).parents[2]  # the one that is tested, installed or not
+    environment = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{tests}"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
