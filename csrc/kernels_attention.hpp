@@ -504,8 +504,6 @@ inline void score_tile(const AttentionArgs& a, const AttentionScratch<F, A>& s, 
     }
 }
 
-// A largest magnitude below this is none.
-constexpr float kLeastMagnitude = 1e-30f;
 inline float whole_numbers_of(float largest) { return largest >= kLeastMagnitude ? 32767.0f / largest : 0.0f; }
 inline float scale_of(float largest) { return largest < kLeastMagnitude ? 0.0f : largest / 32767.0f; } // NaN of NaN
 
@@ -648,14 +646,8 @@ template <class F> struct InVectors {
 // x times `scale` as whole numbers of what is returned, NaN where x is not finite; zeros from `dim` to `depth`.
 inline float load_whole_numbers(const float* x, int64_t dim, int64_t depth, Vec scale, int16_t* out) {
     const auto at = [&](int64_t i) { return vmul(vload_part(x + i, min64(W, max64(dim - i, 0))), scale); };
-    Vec most = vzero(), odd = vzero();
-    for (int64_t i = 0; i < depth; i += W) {
-        const Vec v = at(i);
-        most = vmax(most, vmax(v, vsub(vzero(), v)));
-        odd = vadd(odd, vsub(v, v)); // NaN where v is not finite
-    }
-    const float largest = vmax_of(most);
-    const bool finite = vsum(odd) == 0.0f;
+    float largest;
+    const bool finite = find_largest(depth, at, largest);
     const Vec times = vset(finite ? whole_numbers_of(largest) : 0.0f);
     for (int64_t i = 0; i < depth; i += W) vstore_int16(out + i, finite ? vmul(at(i), times) : vzero());
     return finite ? scale_of(largest) : __builtin_nanf("");

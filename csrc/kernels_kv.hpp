@@ -31,6 +31,20 @@ template <class T> inline int64_t value_at(int64_t i, int64_t p, int64_t width) 
 
 constexpr int64_t kMostDims = 256;
 
+constexpr float kLeastMagnitude = 1e-30f; // rows whose largest is below count as zeros
+
+// The largest magnitude of the vectors at(i), i below n. False: something is not finite.
+template <class At> inline bool find_largest(int64_t n, const At& at, float& largest) {
+    Vec most = vzero(), odd = vzero();
+    for (int64_t i = 0; i < n; i += W) {
+        const Vec v = at(i);
+        most = vmax(most, vmax(v, vsub(vzero(), v)));
+        odd = vadd(odd, vsub(v, v)); // NaN where v is not finite
+    }
+    largest = vmax_of(most);
+    return vsum(odd) == 0.0f;
+}
+
 // A head's row as the cache stores it; returns its scale. In int8 whole vectors are written.
 inline float convert(const float* x, int64_t n, float* out) {
     __builtin_memcpy(out, x, n * sizeof(float));
@@ -41,36 +55,26 @@ inline float convert(const float* x, int64_t n, uint16_t* out) {
     return 1.0f;
 }
 inline float convert(const float* x, int64_t n, int8_t* out) {
-    constexpr float kSmallest = 1e-30f; // rows below it count as zeros
-    Vec most = vzero(), odd = vzero();
-    for (int64_t i = 0; i < n; i += W) {
-        const Vec v = vload_part(x + i, min64(W, n - i));
-        most = vmax(most, vmax(v, vsub(vzero(), v)));
-        odd = vadd(odd, vsub(v, v)); // NaN where v is not finite
-    }
-    const float largest = vmax_of(most);
-    const bool finite = vsum(odd) == 0.0f;
-    const Vec inverse = vset(finite && largest >= kSmallest ? 127.0f / largest : 0.0f);
+    float largest;
+    const bool finite = find_largest(n, [&](int64_t i) { return vload_part(x + i, min64(W, n - i)); }, largest);
+    const Vec inverse = vset(finite && largest >= kLeastMagnitude ? 127.0f / largest : 0.0f);
     for (int64_t i = 0; i < n; i += W) vstore_int8(out + i, finite ? vmul(vload_part(x + i, min64(W, n - i)), inverse) : vzero());
-    return !finite ? __builtin_nanf("") : largest < kSmallest ? 0.0f : largest / 127.0f;
+    return !finite ? __builtin_nanf("") : largest < kLeastMagnitude ? 0.0f : largest / 127.0f;
 }
 
 // Puts a position's keys, and values, into the group where they belong. Touches nothing of the other positions: another thread
 // may be putting those.
 template <class T> inline void put_keys(const T* k, int64_t dim, int64_t p, int64_t size, T* group) {
-    for (int64_t i = 0; i < dim; ++i) group[key_at<T>(i, p, size)] = k[i];
+    constexpr int64_t kTogether = kPaired<T> ? 2 : 1;
+    for (int64_t i = 0; i < dim; i += kTogether) __builtin_memcpy(group + key_at<T>(i, p, size), k + i, kTogether * sizeof(T));
 }
-template <class T> inline void put_key_pairs(const T* k, int64_t dim, int64_t p, int64_t size, T* group) {
-    for (int64_t i = 0; i < dim; i += 2) __builtin_memcpy(group + key_at<T>(i, p, size), k + i, 2 * sizeof(T));
-}
-template <> inline void put_keys(const uint16_t* k, int64_t dim, int64_t p, int64_t size, uint16_t* group) { put_key_pairs(k, dim, p, size, group); }
-template <> inline void put_keys(const int8_t* k, int64_t dim, int64_t p, int64_t size, int8_t* group) { put_key_pairs(k, dim, p, size, group); }
 template <class T> inline void put_values(const T* v, int64_t dim, int64_t p, T* group) {
-    for (int64_t i = 0; i < dim; ++i) group[value_at<T>(i, p, dim)] = v[i];
-}
-template <> inline void put_values(const int8_t* v, int64_t dim, int64_t p, int8_t* group) {
-    int8_t* to = group + value_at<int8_t>(0, p, dim);
-    for (int64_t i = 0; i < dim; i += 16) store_apart(to + 2 * i, v + i); // groups of more than one row have a multiple of 16
+    T* to = group + value_at<T>(0, p, dim);
+    if constexpr (kQuantized<T>) {
+        for (int64_t i = 0; i < dim; i += 16) store_apart(to + 2 * i, v + i); // dim is a multiple of 16 where there are groups
+    } else {
+        for (int64_t i = 0; i < dim; ++i) to[kPaired<T> ? 2 * i : i] = v[i];
+    }
 }
 
 // 32 bits divide faster than 64.
