@@ -34,9 +34,11 @@ const PeakKernel* avx2_vnni_peak();
 #ifdef OCTAVO_HAVE_CEILINGS_AVX512
 const VectorCeilings* avx512_ceilings();
 const PeakKernel* avx512_int8_peak();
+const PeakKernel* avx512_pairs_peak();
 #endif
 #ifdef OCTAVO_HAVE_CEILINGS_AVX512_VNNI
 const PeakKernel* avx512_vnni_peak();
+const PeakKernel* avx512_vnni_pairs_peak();
 #endif
 #ifdef OCTAVO_HAVE_CEILINGS_AVX512_BF16
 const PeakKernel* avx512_bf16_peak();

@@ -17,10 +17,12 @@ namespace {
 
 constexpr VectorCeilings kVectors = vector_ceilings("vfmadd zmm");
 constexpr PeakKernel kInt8 = int8_peak("vpmaddwd zmm");
+constexpr PeakKernel kPairs = pairs_peak("vpmaddwd zmm");
 
 } // namespace
 
 const VectorCeilings* avx512_ceilings() { return &kVectors; }
 const PeakKernel* avx512_int8_peak() { return &kInt8; }
+const PeakKernel* avx512_pairs_peak() { return &kPairs; }
 
 } // namespace octavo

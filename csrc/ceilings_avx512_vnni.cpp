@@ -15,9 +15,11 @@ namespace {
 // clang-format on
 
 constexpr PeakKernel kInt8 = int8_peak("vpdpbusd zmm");
+constexpr PeakKernel kPairs = pairs_peak("vpdpwssd zmm");
 
 } // namespace
 
 const PeakKernel* avx512_vnni_peak() { return &kInt8; }
+const PeakKernel* avx512_vnni_pairs_peak() { return &kPairs; }
 
 } // namespace octavo

@@ -45,7 +45,14 @@ const VectorCeilings* vectors_of(const std::string& isa) {
     return generic_ceilings();
 }
 
-const PeakKernel* bf16_of(const std::string& isa) {
+const PeakKernel* bf16_of(const std::string& isa, const std::string& integer_kernels) {
+    [[maybe_unused]] const std::string name = find_integer_kernels(isa, integer_kernels)->name;
+#ifdef OCTAVO_HAVE_CEILINGS_AVX512_VNNI
+    if (isa == "avx512" && name == "avx512_vnni") return avx512_vnni_pairs_peak();
+#endif
+#ifdef OCTAVO_HAVE_CEILINGS_AVX512
+    if (isa == "avx512") return avx512_pairs_peak();
+#endif
 #ifdef OCTAVO_HAVE_CEILINGS_AVX512_BF16
     if (isa == "avx512_bf16") return avx512_bf16_peak();
 #endif
@@ -80,7 +87,7 @@ const PeakKernel* int8_of(const std::string& isa, const std::string& integer_ker
 const PeakKernel& peak_kernel(const std::string& isa, const std::string& integer_kernels, const std::string& arithmetic) {
     const VectorCeilings* vectors = vectors_of(isa);
     if (arithmetic == "fp32") return vectors->fp32;
-    if (arithmetic == "bf16") return *bf16_of(isa);
+    if (arithmetic == "bf16") return *bf16_of(isa, integer_kernels);
     if (arithmetic == "int8") return *int8_of(isa, integer_kernels);
     throw std::invalid_argument("unknown arithmetic " + arithmetic + "; known are fp32, bf16, int8");
 }

@@ -177,10 +177,11 @@ private:
     GatedBlockArgs open_gates(const Array& in, const Weight& weight, nb::handle bias, nb::object& out);
     // The arguments of a product of x that are known beforehand.
     LinearArgs product_of(const Array& x, const PackedWeight& weight) const;
-    // For bodies: packs in compact blocks. False: there would be too many exceptions, and nothing is packed.
+    // For bodies: packs in compact blocks. False: there would be too many exceptions, or too much would be lost, and nothing is packed.
     bool pack_compact(const PackArgs& args, PackedWeight& weight);
     // Memory for the form of x that the kernel wants, where x has another.
     ResultMemory::Lease staging_for(const LinearArgs& args, int64_t rows);
+    bool in_whole_numbers(const LinearArgs& args) const { return args.compact && args.compact->exponents; }
     // The arguments now: with so many rows, staged.
     LinearArgs staged(const LinearArgs& args, int64_t rows, char* stage);
     decltype(KernelTable::linear_bf16) kernel_of(const LinearArgs& args, bool bf16) const;
@@ -219,8 +220,10 @@ private:
     int64_t sums_of_blocks(int64_t rows) const;
     // Bytes of scratch that so many rows need to be promised anything.
     int64_t promise_bytes(const std::vector<Attempt>& attempts, int64_t rows) const;
-    // For bodies: multiplies roughly, in such scratch, by the list that is returned. Null: the product is to be exact at once.
-    Shortlist* promise(const std::vector<Attempt>& attempts, int64_t rows, char* memory, const uint32_t* allowed, int64_t words, Promises& found);
+    // For bodies: multiplies roughly, in such scratch, by the list that is returned. Null: the product is to be exact at once. fixed:
+    // the rows of an exact product in whole numbers, else null.
+    Shortlist* promise(const std::vector<Attempt>& attempts, int64_t rows, char* memory, const uint32_t* allowed, int64_t words,
+                       const FixRowsArgs* fixed, Promises& found);
     using ComputeBlock = std::function<void(int64_t row, int64_t block, int thread)>;
     // For bodies: computes what may be the largest, and so holds it against the best. False: there is too much of it.
     bool settle(Shortlist& list, const Promises& promises, const BestOfRows& best, const ComputeBlock& compute);
@@ -232,6 +235,7 @@ private:
     const KernelTable* kernels_;
     const IntegerKernels* integer_;
     decltype(KernelTable::attention) attention_int8_; // null: that of kernels_
+    decltype(KernelTable::linear_compact) linear_compact_;
     const Tuning tuning_;
     bool act_bf16_;
     const int activation_levels_; // of bytes, in products with integer weights

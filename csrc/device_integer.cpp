@@ -259,7 +259,7 @@ int64_t Device::promise_bytes(const std::vector<Attempt>& attempts, int64_t rows
 }
 
 Shortlist* Device::promise(const std::vector<Attempt>& attempts, int64_t rows, char* memory, const uint32_t* allowed, int64_t words,
-                           Promises& found) {
+                           const FixRowsArgs* fixed, Promises& found) {
     const Attempt* attempt = attempt_for(attempts, rows);
     if (!attempt) return nullptr;
     Shortlist& list = *attempt->list;
@@ -271,6 +271,7 @@ Shortlist* Device::promise(const std::vector<Attempt>& attempts, int64_t rows, c
     const IntegerKernels& kernels = quantize_rows(rough, rows, reinterpret_cast<char*>(sums + pool_.size() * sums_size));
     over_rows(rough.args.tiles, 2 * rows * rough.args.groups * kGroup,
               [&](int64_t t0, int64_t t1) { kernels.measure(rough.quantize, list.inverse_sizes.data(), found.lengths, found.changes, t0, t1); });
+    if (fixed) kernels_->add_changes(*fixed, *std::max_element(list.inverse_sizes.begin(), list.inverse_sizes.end()), found.changes, 0, rows);
     for (int64_t row = 0; row < rows; ++row) {
         if (!(found.lengths[row] < Shortlist::kLongest && found.changes[row] < Shortlist::kLongest)) return nullptr;
     }
@@ -311,7 +312,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
            found = bests.data(), promised = promises.data(), places = out.ints()]() mutable {
         const int64_t count = rows.now();
         Promises tops;
-        if (Shortlist* list = promise(attempts, count, promised, bits.now(), bits.words, tops)) {
+        if (Shortlist* list = promise(attempts, count, promised, bits.now(), bits.words, nullptr, tops)) {
             const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
             const IntegerKernels& kernels = quantize_rows(product, count, memory, true);
             const auto compute = [&](int64_t row, int64_t block, int thread) {

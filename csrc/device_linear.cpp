@@ -89,6 +89,12 @@ bool Device::pack_compact(const PackArgs& args, PackedWeight& weight) {
     std::vector<std::vector<uint32_t>> exceptions(blocks);
     std::atomic<int64_t> count = 0;
     weight.highs.resize(blocks * 16);
+    const int64_t groups = fixed_groups(args.k);
+    if (kernels_->fix_block) {
+        weight.exponents.resize(blocks * groups);
+        weight.scales.resize(blocks * kColumnBlock);
+        weight.errors.resize(blocks * kColumnBlock);
+    }
     over_units(blocks, [&](int64_t block, int thread) {
         if (count.load(std::memory_order_relaxed) > most) return;
         plain[thread].assign(elements, 0);
@@ -96,13 +102,19 @@ bool Device::pack_compact(const PackArgs& args, PackedWeight& weight) {
         one.dst = plain[thread].data();
         one.first_block = block;
         kernels_->pack(one, block, block + 1);
+        if (kernels_->fix_block) {
+            float* scales = weight.scales.data() + block * kColumnBlock;
+            const FixBlockArgs fix{plain[thread].data(), args.k, weight.exponents.data() + block * groups, scales, weight.errors.data() + block * kColumnBlock};
+            if (!kernels_->fix_block(fix)) count += most + 1;
+        }
         auto* to = reinterpret_cast<uint8_t*>(weight.memory.data()) + block * elements * 3 / 2;
         encode_block(plain[thread].data(), steps, to, weight.highs.data() + block * 16, exceptions[block]);
         count += static_cast<int64_t>(exceptions[block].size());
     });
     if (count > most) {
         std::memset(weight.memory.data(), 0, weight.memory.bytes());
-        weight.highs = {};
+        weight.highs = weight.exponents = {};
+        weight.scales = weight.errors = {};
         return false;
     }
     for (const std::vector<uint32_t>& own : exceptions) {
@@ -110,7 +122,8 @@ bool Device::pack_compact(const PackArgs& args, PackedWeight& weight) {
         weight.exceptions.insert(weight.exceptions.end(), own.begin(), own.end());
         weight.exceptions.push_back(kNoException);
     }
-    weight.compact.reset(new Compact{weight.highs.data(), weight.exceptions.data(), weight.first_exceptions.data()});
+    weight.compact.reset(new Compact{weight.highs.data(), weight.exceptions.data(), weight.first_exceptions.data(),
+                                     kernels_->fix_block ? weight.exponents.data() : nullptr, kernels_->fix_block ? weight.scales.data() : nullptr});
     return true;
 }
 
@@ -137,7 +150,12 @@ LinearArgs Device::staged(const LinearArgs& args, int64_t rows, char* stage) {
     if (!act_bf16_) return now;
     const auto* src = static_cast<const uint16_t*>(args.x);
     const int64_t k = args.k, work = rows * k;
-    if (kernels_->activation == Activation::fp32) {
+    if (in_whole_numbers(args)) {
+        auto* fixed = reinterpret_cast<int16_t*>(stage);
+        over_rows(rows, work, [&](int64_t r0, int64_t r1) { kernels_->fix_rows({src, fixed, k}, r0, r1); });
+        now.x = fixed;
+        now.x_stride = fixed_row_elements(k);
+    } else if (kernels_->activation == Activation::fp32) {
         auto* wide = reinterpret_cast<float*>(stage);
         over_rows(rows, work / 2, [&](int64_t r0, int64_t r1) {
             kernels_->expand_bf16(src + r0 * k, wide + r0 * k, (r1 - r0) * k);
@@ -158,7 +176,7 @@ LinearArgs Device::staged(const LinearArgs& args, int64_t rows, char* stage) {
 }
 
 decltype(KernelTable::linear_bf16) Device::kernel_of(const LinearArgs& args, bool bf16) const {
-    return args.compact ? kernels_->linear_compact : bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
+    return args.compact ? linear_compact_ : bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
 }
 
 std::shared_ptr<const WeightStream> Device::follow(const WeightUnits& own) {
@@ -234,6 +252,7 @@ LinearArgs Device::product_of(const Array& x, const PackedWeight& weight) const 
 }
 
 ResultMemory::Lease Device::staging_for(const LinearArgs& args, int64_t rows) {
+    if (in_whole_numbers(args)) return scratch(rows * fixed_row_elements(args.k) * 2);
     const bool wanted = act_bf16_ && (kernels_->activation == Activation::fp32 ||
                                       (kernels_->activation == Activation::bf16_padded && args.k % kDepthStep));
     return scratch(wanted ? rows * divide_up(args.k, kDepthStep) * kDepthStep * 4 : 0);
@@ -282,7 +301,9 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
         const int64_t count = rows.now();
         const LinearArgs now = staged(args, count, stage);
         Promises tops;
-        if (Shortlist* list = promise(attempts, count, promised, bits.now(), bits.words, tops)) {
+        const FixRowsArgs fixed{static_cast<const uint16_t*>(args.x), reinterpret_cast<int16_t*>(stage), args.k};
+        const FixRowsArgs* in_numbers = in_whole_numbers(args) ? &fixed : nullptr;
+        if (Shortlist* list = promise(attempts, count, promised, bits.now(), bits.words, in_numbers, tops)) {
             const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
             const auto compute = [&](int64_t row, int64_t block, int thread) {
                 best_of_blocks(now, row, row + 1, block, block + 1, best, own + thread * now.out_stride, thread, act_bf16_);

@@ -27,6 +27,7 @@ Device::Device(const std::string& isa, int num_threads, const std::vector<int>& 
                const std::string& integer_kernels, int activation_bits, const std::string& tuning)
     : kernels_(find_kernels(isa)), integer_(find_integer_kernels(kernels_->isa, integer_kernels)),
       attention_int8_(integer_->few ? integer_->few()->attention_int8 : integer_->attention_int8),
+      linear_compact_(kernels_->fix_block && integer_->linear_fixed ? integer_->linear_fixed : kernels_->linear_compact),
       tuning_(find_tuning(tuning)), act_bf16_(act_bf16), activation_levels_(activation_bits / 8), arrays_(bfloat16),
       pool_(num_threads >= 1 && num_threads <= 1024 ? num_threads
                                                     : throw std::invalid_argument("the number of threads must be 1 to 1024"),

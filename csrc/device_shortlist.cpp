@@ -160,6 +160,13 @@ void Device::shortlist(PackedWeight& weight, int64_t most_bytes) {
     // Tiles of more rows are as fast as bytes, and without vectors numbers are faster.
     if (kernels_->activation == Activation::bf16_padded || integer_ == integer_generic()) list->most_rows = kFewRows - 1;
     add_copy(weight, list, 8, false, sizes, read);
+    if (!weight.compact || !weight.compact->exponents || weight.shortlists.empty()) return;
+    // The exact product is one of whole numbers, too: what they lose of x comes to what quantizing has changed.
+    const float most = *std::max_element(sizes.begin(), sizes.end());
+    for (int64_t n = 0; n < weight.rows; ++n) {
+        list->per_input[n] += weight.errors[n] * most;
+        list->per_error[n] += list->per_input[n]; // no less than the length of either
+    }
 }
 
 void Device::shortlist_integer(IntegerWeight& weight, int64_t most_bytes) {

@@ -102,6 +102,7 @@ enum class QuantizeProblem { none, not_finite, too_large };
 
 struct AttentionArgs; // in kernels.hpp
 struct AttentionUnit;
+struct LinearArgs;
 
 struct IntegerKernels {
     const char* name;
@@ -119,7 +120,9 @@ struct IntegerKernels {
     // What is written where there is a problem means nothing.
     QuantizeProblem (*quantize_weights)(const QuantizeWeightsArgs&, int64_t group0, int64_t group1);
     // Null, or KernelTable::attention of keys and values in int8, faster than theirs that these run beside.
-    bool (*attention_int8)(const AttentionArgs&, const AttentionUnit*, int64_t count, float* scratch);
+    bool (*attention_int8)(const AttentionArgs&, const AttentionUnit*, int64_t count, float* scratch) = nullptr;
+    // Null, or KernelTable::linear_compact in whole numbers.
+    void (*linear_fixed)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1) = nullptr;
 };
 
 const IntegerKernels* integer_generic();

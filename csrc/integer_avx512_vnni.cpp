@@ -19,10 +19,19 @@ namespace {
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_quantize.hpp"
+#include "kernels_tiles.hpp"
+#include "kernels_compact_stream.hpp"
+#include "simd_fixed_avx512.hpp"
+#include "kernels_fixed.hpp"
 #include "kernels_attention_int8.hpp"
 // clang-format on
 
-constexpr IntegerKernels kTable = with_attention(integer_table("avx512_vnni"));
+constexpr IntegerKernels with_fixed(IntegerKernels table) {
+    table.linear_fixed = linear_fixed;
+    return table;
+}
+
+constexpr IntegerKernels kTable = with_fixed(with_attention(integer_table("avx512_vnni")));
 
 } // namespace
 

@@ -11,10 +11,12 @@ namespace {
 #include "kernels_pieces.hpp"
 #include "kernels_outputs.hpp"
 #include "kernels_rows.hpp"
+#include "kernels_tiles.hpp"
 #include "kernels_linear.hpp"
 #include "kernels_widened.hpp"
 #include "amx_tiles_emulated.hpp"
 #include "simd_compact_generic.hpp"
+#include "kernels_compact_stream.hpp"
 #include "kernels_compact.hpp"
 #include "kernels_amx.hpp"
 #include "kernels_kv.hpp"
@@ -30,7 +32,7 @@ constexpr KernelTable amx_table() {
     table.linear_bf16 = linear_amx;
     table.attention_scratch = attention_scratch_tiles;
     table.attention = attention_tiles;
-    return with_compact(table);
+    return with_compact(table, linear_compact);
 }
 
 constexpr KernelTable kTable = amx_table();

@@ -13,8 +13,10 @@ namespace {
 #include "kernels_pieces.hpp"
 #include "kernels_outputs.hpp"
 #include "kernels_rows.hpp"
+#include "kernels_tiles.hpp"
 #include "kernels_linear.hpp"
 #include "simd_compact_avx512.hpp"
+#include "kernels_compact_stream.hpp"
 #include "kernels_compact.hpp"
 #include "kernels_compact_tiles.hpp"
 #include "kernels_kv.hpp"
@@ -23,7 +25,7 @@ namespace {
 #include "kernels_table.hpp"
 // clang-format on
 
-constexpr KernelTable kTable = with_compact(make_table("avx512_bf16", Activation::bf16));
+constexpr KernelTable kTable = with_compact(make_table("avx512_bf16", Activation::bf16), linear_compact);
 
 } // namespace
 

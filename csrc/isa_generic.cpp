@@ -11,6 +11,7 @@ namespace {
 #include "kernels_pieces.hpp"
 #include "kernels_outputs.hpp"
 #include "kernels_rows.hpp"
+#include "kernels_tiles.hpp"
 #include "kernels_linear.hpp"
 #include "kernels_widened.hpp"
 #include "kernels_kv.hpp"

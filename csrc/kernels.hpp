@@ -19,6 +19,8 @@ constexpr int kDepthStep = 32;          // bf16 weights are padded to a multiple
 constexpr int kTileElements = 16 * 32; // one 1 KB tile: 16 pairs of inputs x 16 columns x 2
 constexpr int kGroupElements = 128;     // of a compact block: two pairs of inputs x 32 columns x 2
 constexpr int kGroupBytes = kGroupElements * 3 / 2;
+constexpr int kFixedInputs = 64;        // that share an exponent where bf16 weights are multiplied in whole numbers
+constexpr float kMostLost = 0x1p-8f;    // of the length of any output's weights by that: what rounding a number to bf16 may lose
 constexpr int kTokenGroup = 16;         // positions stored together in a KV block, where its size allows
 constexpr int kLeastGroup = 4;          // and at least
 constexpr int kTokenTile = 64;          // positions of one softmax step, aligned to absolute position
@@ -36,7 +38,14 @@ struct Compact {
     const uint8_t* highs;       // [blocks][16]: the upper byte that each code stands for
     const uint32_t* exceptions; // of each block: place << 8 | upper byte, ascending; then kNoException
     const int64_t* first;       // [blocks]: where those of each begin
+    // Of blocks that are multiplied in whole numbers, else null; see kernels_fixed.hpp.
+    const uint8_t* exponents; // [blocks][groups of kFixedInputs]: the largest of each
+    const float* scales;      // [blocks][kColumnBlock]: columns are their numbers times these powers of two
 };
+
+// Of k inputs, how many groups share exponents; and what a row of them takes as whole numbers, with its scales.
+constexpr int64_t fixed_groups(int64_t k) { return (k + kFixedInputs - 1) / kFixedInputs; }
+constexpr int64_t fixed_row_elements(int64_t k) { return ((k + kDepthStep - 1) / kDepthStep * kDepthStep + 2 * fixed_groups(k) + 31) / 32 * 32; }
 
 // x[rows, k] times packed weight[n, k] transposed, plus bias, plus residual.
 struct LinearArgs {
@@ -64,6 +73,20 @@ struct PackArgs {
     bool src_bf16, dst_bf16;
     bool gated; // blocks of the first half of the rows take turns with those of the second
     int64_t first_block = 0; // which is at dst
+};
+
+// A packed block to be made compact and multiplied in whole numbers: numbers of columns change to what they are divided by scales.
+struct FixBlockArgs {
+    uint16_t* block;
+    int64_t k;
+    uint8_t* exponents;     // [groups]
+    float *scales, *errors; // [kColumnBlock]; the lengths of what columns lose
+};
+
+struct FixRowsArgs {
+    const uint16_t* x; // bf16 [rows, k]
+    int16_t* out;      // [rows, fixed_row_elements(k)]
+    int64_t k;
 };
 
 struct EmbeddingArgs {
@@ -212,6 +235,11 @@ struct KernelTable {
     // Of weights in compact blocks. Null: there are to be none.
     void (*linear_compact)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1) = nullptr;
     void (*embedding_compact)(const EmbeddingArgs&, int64_t row0, int64_t row1) = nullptr;
+    // Where compact blocks are multiplied in whole numbers, else null. fix_block, false: it is to be no compact block.
+    bool (*fix_block)(const FixBlockArgs&) = nullptr;
+    void (*fix_rows)(const FixRowsArgs&, int64_t row0, int64_t row1) = nullptr;
+    // To changes[row]: the length of what that has changed of a row, times `times`; no less than it is.
+    void (*add_changes)(const FixRowsArgs&, float times, float* changes, int64_t row0, int64_t row1) = nullptr;
 };
 
 const KernelTable* generic_kernels();

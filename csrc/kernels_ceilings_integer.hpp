@@ -34,6 +34,30 @@ inline float multiply_bytes(int64_t rounds) {
     return static_cast<float>(first);
 }
 
+// Pairs of whole numbers of 16 bits, as bf16 weights are multiplied where there is nothing better.
+#ifdef __AVX512F__
+inline float multiply_pairs(int64_t rounds) {
+    constexpr int kPairChains = 16;
+    volatile int32_t seed = 0x00010003;
+    const IntPairs weights = _mm512_set1_epi32(seed), pair = _mm512_set1_epi32(seed + 1);
+    Ints sums[kPairChains];
+#pragma GCC unroll 16
+    for (Ints& sum : sums) sum = izero();
+    for (int64_t r = 0; r < rounds; ++r) {
+#pragma GCC unroll 16
+        for (Ints& sum : sums) idot_here(sum, weights, pair);
+    }
+    Ints total = izero();
+#pragma GCC unroll 16
+    for (const Ints& sum : sums) total = dadd(total, sum);
+    int32_t first;
+    __builtin_memcpy(&first, &total, sizeof first);
+    return static_cast<float>(first);
+}
+
+constexpr PeakKernel pairs_peak(const char* instruction) { return {instruction, 4.0 * W * 16, multiply_pairs}; }
+#endif
+
 constexpr PeakKernel int8_peak(const char* instruction) {
     return {instruction, 8.0 * W * kSteps * kWeights * kActivations, multiply_bytes};
 }

@@ -1,41 +1,6 @@
-// Products of compact blocks of bf16 weights; see compact.hpp. Included inside the instruction set's own namespace. The results
+// Products of compact blocks of bf16 weights; see compact.hpp. Included inside the instruction set's own namespace, after
+// kernels_compact_stream.hpp. The results
 // are those of plain blocks, bit for bit: the same numbers meet in the same order.
-
-// How a tile of so many rows that is alone asks for its weights: beyond a few all processors are alike.
-constexpr Tuning tuning_of(Tuning tuning, int rows) {
-    const int most = tuning == Tuning::zen4 ? 2 : 8;
-    return rows <= most ? tuning : Tuning::common;
-}
-
-// One row is read as fast as memory is without, and more than these compute all the time.
-constexpr bool on_fronts(Tuning tuning, int rows) { return tuning == Tuning::common && rows >= 2 && rows <= 10; }
-
-// Its stream, which goes on where the next product begins.
-template <Tuning kTuning, bool kOnFronts> struct CompactStream {
-    static constexpr bool kFirstLevel = kTuning != Tuning::zen4, kSecondLevel = kTuning != Tuning::zen5;
-    static constexpr int64_t kFirst = kSecondLevel ? 8 : 64, kSecond = kFirstLevel ? 48 : 5; // groups ahead
-    static constexpr int64_t kApart = kFirstLevel ? (kSecond - kFirst) * kGroupBytes : 0;
-
-    const char *at, *end, *after;
-    Fronts fronts;
-
-    CompactStream(const uint8_t* from, const LinearArgs& a, const char*, const char*, int64_t)
-        : at(reinterpret_cast<const char*>(from) + (kFirstLevel ? kFirst : kSecond) * kGroupBytes),
-          end(a.reading.after ? a.reading.end : nullptr), after(a.reading.after) {
-        if (kOnFronts) fronts = Fronts(reinterpret_cast<const char*>(from), a.reading);
-        if (end && at > end) at += after - end;
-    }
-
-    inline __attribute__((always_inline)) void fetch_both() {
-        if (at == end) at = after;
-        for (int64_t line = 0; line < kGroupBytes; line += 64) {
-            if (kFirstLevel) __builtin_prefetch(at + line);
-            if (kSecondLevel && !kOnFronts) __builtin_prefetch(at + kApart + line, 0, 2);
-        }
-        if (kOnFronts) fronts.fetch<kGroupBytes / kFetched>();
-        at += kGroupBytes;
-    }
-};
 
 constexpr int64_t kNearRows = 32; // the inputs of more leave the first-level cache no room for what tiles fetch for one another
 
@@ -51,10 +16,9 @@ template <bool kNear> struct CompactShare : PanelAhead {
     }
 };
 
-#ifdef OCTAVO_DOT_BF16
 // acc += the pair of inputs at k of each row times the pairs of all columns.
 template <int R>
-inline __attribute__((always_inline)) void multiply_pair(Vec (&acc)[R][2], const RowBases<R>& rows, int64_t k, const Vec (&weights)[2]) {
+inline __attribute__((always_inline)) void multiply_pair(Vec (&acc)[R][2], const RowBases<R, Input>& rows, int64_t k, const Vec (&weights)[2]) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
         const int32_t pair = pair_at(rows.row(r) + k);
@@ -62,13 +26,6 @@ inline __attribute__((always_inline)) void multiply_pair(Vec (&acc)[R][2], const
         acc[r][1] = vdot(acc[r][1], pair, weights[1]);
     }
 }
-#else
-template <int R> // one input after the other: the weights of both would not leave registers enough for the sums
-inline __attribute__((always_inline)) void multiply_pair(Vec (&acc)[R][2], const RowBases<R>& rows, int64_t k, const Vec (&weights)[2]) {
-    multiply_input(acc, rows.input(k), {vfirst(weights[0]), vfirst(weights[1])});
-    multiply_input(acc, rows.input(k + 1), {vsecond(weights[0]), vsecond(weights[1])});
-}
-#endif
 
 // Where in a block the exceptions are.
 struct Exceptions {
@@ -78,9 +35,6 @@ struct Exceptions {
 
     Exceptions(const uint32_t* first, const uint8_t* block) : next(first), block(block) { find(); }
     void find() { group = block + place_of(next) / kGroupElements * kGroupBytes; }
-    void skip_to(const uint8_t* first) {
-        while (group < first) ++next, find();
-    }
     // Those of this group, in registers: what is rare must not cost the sums theirs.
     inline __attribute__((always_inline)) void set(Vec (&to)[2][2]) {
         for (const uint8_t* own = group; group == own; ++next, find()) {
@@ -98,45 +52,12 @@ inline __attribute__((always_inline)) void unpack_group(const uint8_t* from, Gro
 
 // The last inputs, fewer than a group has: nothing is read beyond them.
 template <int R>
-__attribute__((noinline)) void multiply_rest(Vec (&acc)[R][2], RowBases<R> rows, int64_t rest, const Vec (&weights)[2][2]) {
+__attribute__((noinline)) void multiply_rest(Vec (&acc)[R][2], RowBases<R, Input> rows, int64_t rest, const Vec (&weights)[2][2]) {
     Input inputs[R][4] = {};
     for (int r = 0; r < R; ++r) __builtin_memcpy(inputs[r], rows.row(r), rest * sizeof(Input));
-    const RowBases<R> own(inputs[0], 4);
+    const RowBases<R, Input> own(inputs[0], 4);
     for (int half = 0; half * 2 < rest; ++half) multiply_pair(acc, own, half * 2, weights[half]);
 }
-
-#ifndef OCTAVO_DOT_BF16
-// See PlainSource. Groups with exceptions are among those that can not be taken.
-struct CompactSource {
-    static constexpr int kInputs = 4;
-    const uint8_t *from, *block;
-    int64_t end;
-    GroupTable table;
-    Exceptions exceptions;
-
-    CompactSource(const LinearArgs& a, const WidenedPart& part, int)
-        : block(static_cast<const uint8_t*>(a.weight) + part.block * compact_block_bytes(a.k)), end(part.end / 4 * 4),
-          table(group_table(a.compact->highs + part.block * 16)),
-          exceptions(a.compact->exceptions + a.compact->first[part.block], block) {
-        from = block + part.begin / 4 * kGroupBytes;
-    }
-
-    int64_t stop(int64_t) {
-        exceptions.skip_to(from);
-        return min64(end, (exceptions.group - block) / kGroupBytes * 4);
-    }
-    inline __attribute__((always_inline)) void take(int pair, Vec (&pairs)[2]) { unpack_half(from, pair, table, pairs); }
-    inline __attribute__((always_inline)) void next(int64_t) { from += kGroupBytes; }
-    __attribute__((noinline)) void widen(const WidenedPart& part, int64_t k, int64_t count, int) {
-        Vec pairs[2][2];
-        unpack_group(from, table, exceptions, pairs);
-        float* to = part.weights + (k - part.begin) * kColumnBlock;
-        for (int i = 0; i < count; ++i, to += kColumnBlock) {
-            for (int v = 0; v < 2; ++v) vstore(to + v * W, i % 2 ? vsecond(pairs[i / 2][v]) : vfirst(pairs[i / 2][v]));
-        }
-    }
-};
-#endif
 
 // R rows of one block. Ahead: what it asks for, of which at, other and step tell.
 template <int R, class Ahead>
@@ -145,7 +66,7 @@ __attribute__((noinline)) void tile_compact(const LinearArgs& a, int64_t row, in
     const uint8_t* from = static_cast<const uint8_t*>(a.weight) + block * compact_block_bytes(a.k);
     Exceptions exceptions(a.compact->exceptions + a.compact->first[block], from);
     const GroupTable table = group_table(a.compact->highs + block * 16);
-    RowBases<R> x(static_cast<const Input*>(a.x) + row * a.x_stride, a.x_stride);
+    RowBases<R, Input> x(static_cast<const Input*>(a.x) + row * a.x_stride, a.x_stride);
     Vec acc[R][2];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = vzero();
@@ -190,9 +111,6 @@ constexpr TileKernels kCompactTiles[] = {compact_tiles<Tuning::common>(), compac
                                          compact_tiles<Tuning::zen4>()};
 
 void linear_compact(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
-#ifndef OCTAVO_DOT_BF16
-    if (row1 - row0 > kLinearRows) return linear_widened<CompactSource>(a, row0, row1, block0, block1, compact_block_bytes(a.k));
-#endif
     const Tuning tuning = row1 - row0 > kNearRows ? Tuning::common : a.tuning;
     multiply_range(kCompactTiles[static_cast<int>(tuning)], a, row0, row1, block0, block1, compact_block_bytes(a.k));
 }

@@ -196,5 +196,5 @@ QuantizeProblem quantize_weights(const QuantizeWeightsArgs& a, int64_t group0, i
 }
 
 constexpr IntegerKernels integer_table(const char* name) {
-    return {name, nullptr, kRowsAtMemory, tiles_of, linear_integer, quantize_rows, measure_rows, embedding_integer, quantize_weights, nullptr};
+    return {name, nullptr, kRowsAtMemory, tiles_of, linear_integer, quantize_rows, measure_rows, embedding_integer, quantize_weights};
 }

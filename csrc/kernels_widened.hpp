@@ -13,39 +13,31 @@ struct WidenedPart {
     float* sums;    // of the inputs before, [rows, kColumnBlock]
 };
 
-// Weights of a plain block, W * kLinearVecs of its columns at a time.
-struct PlainSource {
-    static constexpr int kInputs = 2;
-    const uint16_t* from;
-    int64_t end;
+// The weights of a part, W * kLinearVecs of its columns.
+class PlainPairs {
+public:
+    PlainPairs(const LinearArgs& a, const WidenedPart& part, int column)
+        : from_(static_cast<const uint16_t*>(a.weight) + part.block * bf16_block_elements(a.k) + part.begin / kDepthStep * 2 * kTileElements +
+                column / 16 * kTileElements + column % 16 * 2) {}
 
-    PlainSource(const LinearArgs& a, const WidenedPart& part, int column)
-        : from(static_cast<const uint16_t*>(a.weight) + part.block * bf16_block_elements(a.k) + part.begin / kDepthStep * 2 * kTileElements +
-               column / 16 * kTileElements + column % 16 * 2),
-          end(part.begin + (part.end - part.begin) / 2 * 2) {}
-
-    // From k on, kInputs at a time, inputs below the result can be taken; those after them are widened, and then some can be taken again.
-    int64_t stop(int64_t) const { return end; }
-    inline __attribute__((always_inline)) void take(int, Vec (&pairs)[kLinearVecs]) {
+    inline __attribute__((always_inline)) void read(Vec (&pairs)[kLinearVecs]) const {
         for (int v = 0; v < kLinearVecs; v += kLineVecs) __builtin_prefetch(vector(v) + kNear);
         for (int v = 0; v < kLinearVecs; ++v) pairs[v] = vload(reinterpret_cast<const float*>(vector(v)));
     }
-    inline __attribute__((always_inline)) void next(int64_t k) { from += k % kDepthStep ? 32 : 32 + kTileElements; }
-    // Inputs [k, k + count) that can not be taken, to where they belong.
-    void widen(const WidenedPart& part, int64_t k, int64_t, int column) {
-        float* to = part.weights + (k - part.begin) * kColumnBlock + column;
-        for (int v = 0; v < kLinearVecs; ++v) vstore(to + v * W, vfirst(vector(v)));
-    }
+    // To the pair of inputs k and k + 1.
+    inline __attribute__((always_inline)) void go_to(int64_t k) { from_ += k % kDepthStep ? 32 : 32 + kTileElements; }
 
 private:
     inline __attribute__((always_inline)) const uint16_t* vector(int v) const {
-        return from + (W * kLinearVecs > 16 ? v * W / 16 * kTileElements + v * W % 16 * 2 : v * W * 2);
+        return from_ + (W * kLinearVecs > 16 ? v * W / 16 * kTileElements + v * W % 16 * 2 : v * W * 2);
     }
+
+    const uint16_t* from_;
 };
 
 // Of weights widened before: `count` inputs, two at most.
 template <int R, int V>
-inline __attribute__((always_inline)) void multiply_widened(Vec (&acc)[R][V], RowBases<R>& x, const float* weights, int64_t count) {
+inline __attribute__((always_inline)) void multiply_widened(Vec (&acc)[R][V], RowBases<R, Input>& x, const float* weights, int64_t count) {
     const auto one = [&](int i) __attribute__((always_inline)) {
         Vec own[V];
 #pragma GCC unroll 8
@@ -60,7 +52,7 @@ inline __attribute__((always_inline)) void multiply_widened(Vec (&acc)[R][V], Ro
 
 // A part whose weights a tile before has left.
 template <int R, int V>
-inline __attribute__((always_inline)) void multiply_part(Vec (&acc)[R][V], RowBases<R>& x, const WidenedPart& part, int column,
+inline __attribute__((always_inline)) void multiply_part(Vec (&acc)[R][V], RowBases<R, Input>& x, const WidenedPart& part, int column,
                                                          PanelAhead& ahead) {
     const float* weights = part.weights + column;
     int64_t k = part.begin;
@@ -71,53 +63,41 @@ inline __attribute__((always_inline)) void multiply_part(Vec (&acc)[R][V], RowBa
     if (k < part.end) multiply_widened(acc, x, weights, 1);
 }
 
-// What a source can give at once, left at `weights`.
-template <class Source, int R, int V>
-inline __attribute__((always_inline)) void multiply_and_leave(Vec (&acc)[R][V], const RowBases<R>& x, Source& source, float* weights,
-                                                              PanelAhead& ahead) {
-#pragma GCC unroll 4
-    for (int pair = 0; pair < Source::kInputs / 2; ++pair) {
+// A part whose weights this tile leaves for others.
+template <int R, int V>
+inline __attribute__((always_inline)) void widen_part(Vec (&acc)[R][V], RowBases<R, Input>& x, const LinearArgs& a, const WidenedPart& part,
+                                                      int column, PanelAhead& ahead) {
+    PlainPairs plain(a, part, column);
+    float* weights = part.weights + column;
+    int64_t k = part.begin;
+    while (k + 2 <= part.end) {
+        x.hide_strides();
         Vec pairs[V];
-        source.take(pair, pairs);
+        plain.read(pairs);
         ahead.fetch();
 #pragma GCC unroll 2
-        for (int i = 2 * pair; i < 2 * pair + 2; ++i) {
+        for (int i = 0; i < 2; ++i) {
             Vec own[V];
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) {
-                own[v] = i % 2 ? vsecond(pairs[v]) : vfirst(pairs[v]);
+                own[v] = i ? vsecond(pairs[v]) : vfirst(pairs[v]);
                 vstore(weights + i * kColumnBlock + v * W, own[v]);
             }
             multiply_input(acc, x.input(i), own);
         }
+        weights += 2 * kColumnBlock;
+        plain.go_to(k += 2);
+        x.advance(2);
     }
+    if (k == part.end) return;
+    Vec pairs[V];
+    plain.read(pairs);
+    for (int v = 0; v < V; ++v) vstore(weights + v * W, vfirst(pairs[v]));
+    multiply_widened(acc, x, weights, 1);
 }
 
-// A part whose weights this tile leaves for others.
-template <class Source, int R, int V>
-inline __attribute__((always_inline)) void widen_part(Vec (&acc)[R][V], RowBases<R>& x, const LinearArgs& a, const WidenedPart& part,
-                                                      int column, PanelAhead& ahead) {
-    constexpr int kInputs = Source::kInputs;
-    Source source(a, part, column);
-    float* weights = part.weights + column;
-    for (int64_t k = part.begin; k < part.end; source.next(k)) {
-        for (const int64_t stop = source.stop(k); k < stop; weights += kInputs * kColumnBlock) {
-            x.hide_strides();
-            multiply_and_leave(acc, x, source, weights, ahead);
-            k += kInputs;
-            source.next(k);
-            x.advance(kInputs);
-        }
-        const int64_t count = min64(kInputs, part.end - k);
-        if (count == 0) break;
-        source.widen(part, k, count, column);
-        for (int64_t i = 0; i < count; i += 2, weights += 2 * kColumnBlock) multiply_widened(acc, x, weights, count - i);
-        k += count;
-    }
-}
-
-// R rows. Source: where weights come from, for the first tile that meets them; void for the others.
-template <int R, class Source>
+// R rows. kFirst: the first tile that meets the weights.
+template <int R, bool kFirst>
 __attribute__((noinline)) void tile_widened(const LinearArgs& a, const WidenedPart& part, int64_t row, const char* at, const char* other,
                                             int64_t step) {
     constexpr int V = kLinearVecs;
@@ -130,9 +110,9 @@ __attribute__((noinline)) void tile_widened(const LinearArgs& a, const WidenedPa
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) acc[r][v] = part.begin ? vload(sums + r * kColumnBlock + v * W) : vzero();
         }
-        RowBases<R> x(static_cast<const Input*>(a.x) + row * a.x_stride + part.begin, a.x_stride);
-        if constexpr (__is_same(Source, void)) multiply_part(acc, x, part, column, ahead);
-        else widen_part<Source>(acc, x, a, part, column, ahead);
+        RowBases<R, Input> x(static_cast<const Input*>(a.x) + row * a.x_stride + part.begin, a.x_stride);
+        if constexpr (kFirst) widen_part(acc, x, a, part, column, ahead);
+        else multiply_part(acc, x, part, column, ahead);
         if (part.end == a.k) {
             int64_t columns[V];
             for (int v = 0; v < V; ++v) columns[v] = part.block * kColumnBlock + column + v * W;
@@ -150,15 +130,15 @@ __attribute__((noinline)) void tile_widened(const LinearArgs& a, const WidenedPa
 typedef void (*WidenedTile)(const LinearArgs&, const WidenedPart&, int64_t row, const char* at, const char* other, int64_t step);
 
 // For tiles that are some of several: none has few rows.
-template <class Source> struct WidenedTiles {
+template <bool kFirst> struct WidenedTiles {
     WidenedTile of[kLinearRows + 1]{};
     constexpr WidenedTiles() { fill<kLinearRows>(); }
     template <int R> constexpr void fill() {
-        of[R] = tile_widened<R, Source>;
+        of[R] = tile_widened<R, kFirst>;
         if constexpr (R > kLinearRows / 2) fill<R - 1>();
     }
 };
-template <class Source> constexpr WidenedTiles<Source> kWidenedTiles;
+template <bool kFirst> constexpr WidenedTiles<kFirst> kWidenedTiles;
 
 // A thread's own; on the stack it would be too much for some systems.
 inline float* widened_memory() {
@@ -166,8 +146,7 @@ inline float* widened_memory() {
     return memory;
 }
 
-template <class Source>
-void linear_widened(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1, int64_t block_bytes) {
+inline void linear_widened(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1, int64_t block_bytes) {
     float* weights = widened_memory();
     alignas(64) float sums[kWidenedRows * kColumnBlock];
     const EvenTiles groups(row1 - row0, (row1 - row0 + kWidenedRows - 1) / kWidenedRows);
@@ -186,7 +165,7 @@ void linear_widened(const LinearArgs& a, int64_t row0, int64_t row1, int64_t blo
                 part.end = min64(a.k, part.begin + kWidenedInputs);
                 for (int64_t t = 0; t < count; ++t) {
                     PanelAhead& mine = ahead[t];
-                    const WidenedTile* tiles = t == 0 ? kWidenedTiles<Source>.of : kWidenedTiles<void>.of;
+                    const WidenedTile* tiles = t == 0 ? kWidenedTiles<true>.of : kWidenedTiles<false>.of;
                     tiles[rows.rows(t)](a, part, row + rows.begin(t), mine.at, mine.other, mine.step);
                     mine.skip((part.end - part.begin) / 2 * (kColumnBlock / (W * kLinearVecs)));
                 }
@@ -198,6 +177,6 @@ void linear_widened(const LinearArgs& a, int64_t row0, int64_t row1, int64_t blo
 
 void linear_bf16(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
     const int64_t block_bytes = bf16_block_elements(a.k) * 2;
-    if (row1 - row0 > kLinearRows) return linear_widened<PlainSource>(a, row0, row1, block0, block1, block_bytes);
+    if (row1 - row0 > kLinearRows) return linear_widened(a, row0, row1, block0, block1, block_bytes);
     multiply_range(kTiles.bf16, a, row0, row1, block0, block1, block_bytes);
 }

@@ -117,6 +117,15 @@ inline Ints idot(Ints acc, int32_t pair, IntPairs k) {
     return _mm512_add_epi32(acc, _mm512_madd_epi16(k, _mm512_set1_epi32(pair)));
 #endif
 }
+// The same in the register where the sum is: where there are many, a compiler that sees the instruction itself moves them about.
+inline __attribute__((always_inline)) void idot_here(Ints& acc, IntPairs w, IntPairs pair) {
+#ifdef OCTAVO_VNNI
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(pair));
+#else
+    acc = _mm512_add_epi32(acc, _mm512_madd_epi16(w, pair));
+    __asm__("" : "+v"(acc));
+#endif
+}
 inline Vec ifloat(Ints v) { return _mm512_cvtepi32_ps(v); }
 // The larger ones, and the largest, of what is not below 0, NaN above all: by their bits.
 inline Vec vmax_not_negative(Vec a, Vec b) {

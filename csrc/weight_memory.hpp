@@ -55,6 +55,8 @@ struct PackedWeight {
     std::vector<uint8_t> highs;
     std::vector<uint32_t> exceptions;
     std::vector<int64_t> first_exceptions;
+    std::vector<uint8_t> exponents; // where they are multiplied in whole numbers
+    std::vector<float> scales, errors;
     std::unique_ptr<Compact> compact;
 
     std::vector<std::shared_ptr<Shortlist>> shortlists; // one, if any

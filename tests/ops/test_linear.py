@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from octavo.backends.reference.sampling import masked
 from octavo.quant.layouts import Dense
-from tests.ops.devices import BF16, DTYPES, ISAS, act, assert_close, device, normal, oracle, same_bits, some_allowed
+from tests.ops.devices import BF16, DTYPES, ISAS, act, assert_close, device, normal, oracle, rounding, same_bits, some_allowed
 
 SEEDS = st.integers(0, 2**32)
 DEPTHS = st.integers(1, 140)
@@ -26,7 +26,7 @@ def test_linear_is_the_product(isa: str, dtype: str, seed: int, m: int, k: int, 
     expected = oracle(dtype).ops.linear(x, oracle(dtype).weight(weight), bias=b, residual=r)
     backend = device(isa, dtype)
     actual = backend.ops.linear(x, backend.weight(weight), bias=b, residual=None if r is None else r.copy())
-    assert_close(actual, expected, scale=k**0.5)
+    assert_close(actual, expected, scale=rounding(isa, dtype) * k**0.5)
 
 
 @pytest.mark.parametrize(("isa", "dtype"), DEVICES)
@@ -129,7 +129,7 @@ def test_gated_linear_is_linear_and_its_gate(isa: str, dtype: str, seed: int, m:
     assert_close(
         device(isa, dtype).ops.gated_linear(x, device(isa, dtype).weight(weight, gated=True), bias=b),
         ops.silu_and_mul(ops.linear(x, oracle(dtype).weight(weight), bias=b)),
-        scale=k,
+        scale=rounding(isa, dtype) * k,
     )
     for threads in (1, 2, 3):
         backend = device(isa, dtype, threads)

@@ -1,0 +1,228 @@
+// Products of compact blocks of bf16 weights in whole numbers of 16 bits, as block floating point: numbers that lie together share
+// an exponent. Where no instruction multiplies bf16, one that multiplies pairs of such numbers does two multiplications a lane, and
+// nothing becomes a float but sums. Included inside the instruction set's own namespace, after simd_fixed_avx512.hpp.
+//
+// A group is kFixedInputs inputs: of a block's 32 columns for weights, of a row for x. Weights have 13 bits and a sign, x has 12, so
+// that 32 bits hold a group's sum. It is exact, and floats take sums group after group: the same bits for any tile. Columns of a
+// block are multiplied by powers of two beforehand, which makes them nearly equally large.
+//
+// A row of x holds its numbers, then the scales of its groups; see fixed_row_elements.
+
+constexpr int64_t kFixedSumRows = 16 * kLinearRows; // of a block at once, whose sums are in the first-level cache
+constexpr int kWeightBits = 13, kInputBits = 12;
+static_assert((int64_t{1} << (kWeightBits + kInputBits)) * kFixedInputs <= int64_t{1} << 31); // none is quite so large
+
+// The float that is two to the power of exponent - 127.
+inline float power_of_two(int exponent) {
+    const uint32_t bits = static_cast<uint32_t>(exponent) << 23;
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// The weights of a block, group after group.
+class FixedGroups {
+public:
+    FixedGroups(const LinearArgs& a, int64_t block)
+        : at(static_cast<const uint8_t*>(a.weight) + block * compact_block_bytes(a.k)), block_(at),
+          exponents_(a.compact->exponents + block * fixed_groups(a.k)), codes_(fixed_codes(a.compact->highs + block * 16)),
+          exception_(a.compact->exceptions + a.compact->first[block]) {
+        find();
+    }
+
+    // The next group is the one from `at` on. Returns two to the power of what a unit of it is.
+    float open() {
+        top_ = *exponents_++;
+        factors = fixed_factors(codes_, top_ - kMostFactor);
+        return power_of_two(top_ - (kWeightBits - 1));
+    }
+    bool exceptional() const { return at == exceptional_; }
+    // Four inputs as pairs of 32 columns, exceptions and all.
+    __attribute__((noinline)) void take(int16_t* to) {
+        IntPairs pairs[2];
+        for (int half = 0; half < 2; ++half) {
+            fix_half(at, half, factors, pairs);
+            for (int v = 0; v < 2; ++v) istore(to + half * 64 + v * 32, pairs[v]);
+        }
+        for (; exceptional(); ++exception_, find()) {
+            const int64_t place = place_of(exception_) % kGroupElements;
+            to[place] = fixed_number(static_cast<int>(*exception_ & 255), at[64 + place / 64 * 64 + compact_place(place % 64)]);
+        }
+    }
+
+    const uint8_t* at;
+    FixedFactors factors;
+
+private:
+    void find() { exceptional_ = block_ + place_of(exception_) / kGroupElements * kGroupBytes; }
+    // As fix_half makes it.
+    int16_t fixed_number(int upper, int lower) const {
+        const int power = 2 * (upper & 127) - (top_ - kMostFactor);
+        if ((upper & 127) == 0 || power < 0) return 0;
+        const int factor = upper & 128 ? -(1 << power) : 1 << power;
+        return static_cast<int16_t>(((lower + (lower < 128 ? 128 : lower)) * 64 * factor + 0x4000) >> 15);
+    }
+
+    const uint8_t *block_, *exponents_, *exceptional_;
+    FixedCodes codes_;
+    const uint32_t* exception_;
+    int top_ = 0;
+};
+
+// Sums of a group that are known become floats; the rows' inputs come next, their scale so many bytes further.
+template <int R>
+inline __attribute__((always_inline)) void add_group(const Ints (&acc)[R][2], const RowBases<R, int16_t>& rows, int64_t scales, float unit,
+                                                     float* sums) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        float scale;
+        __builtin_memcpy(&scale, reinterpret_cast<const char*>(rows.row(r)) + scales, sizeof scale);
+        const Vec times = vset(scale * unit);
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) {
+            float* to = sums + r * kColumnBlock + v * W;
+            vstore(to, vfma(ifloat(acc[r][v]), times, vload(to)));
+        }
+    }
+}
+
+template <int R>
+inline __attribute__((always_inline)) void add_pair(Ints (&acc)[R][2], const RowBases<R, int16_t>& rows, int64_t k, IntPairs left,
+                                                    IntPairs right) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        const IntPairs pair = iset_pair(rows.row(r) + k);
+        idot_here(acc[r][0], left, pair);
+        idot_here(acc[r][1], right, pair);
+    }
+}
+
+// Rows and the sums of a block; columns are scaled as they are written.
+inline void store_block(const LinearArgs& a, int64_t block, int64_t row, int64_t rows, const float* sums) {
+    const float* times = a.compact->scales + block * kColumnBlock;
+    const int64_t columns[2] = {block * kColumnBlock, block * kColumnBlock + W};
+    for (int64_t r = 0; r < rows; ++r, sums += kColumnBlock) {
+        const Vec acc[1][2] = {{vmul(vload(sums), vload(times)), vmul(vload(sums + W), vload(times + W))}};
+        store_tile(a, row + r, columns, acc);
+    }
+}
+
+// A tile that is alone makes numbers of weights in registers.
+template <int R> __attribute__((noinline)) void fixed_alone(const LinearArgs& a, int64_t block, int64_t row, float* sums) {
+    const int64_t padded = round_up(a.k, kDepthStep);
+    for (int64_t i = 0; i < R * kColumnBlock; i += W) vstore(sums + i, vzero());
+    FixedGroups weights(a, block);
+    CompactStream<Tuning::common, on_fronts(Tuning::common, R)> stream(weights.at, a, nullptr, nullptr, 0);
+    RowBases<R, int16_t> rows(static_cast<const int16_t*>(a.x) + row * a.x_stride, a.x_stride);
+    int64_t scales = padded * 2;
+    for (int64_t k = 0; k < padded; k += kFixedInputs) {
+        const int64_t inputs = min64(kFixedInputs, padded - k);
+        const float unit = weights.open();
+        Ints acc[R][2];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = izero();
+        for (const uint8_t* end = weights.at + inputs / 4 * kGroupBytes; weights.at != end; weights.at += kGroupBytes) {
+            stream.fetch_both();
+            rows.hide_strides();
+            if (__builtin_expect(weights.exceptional(), 0)) {
+                alignas(64) int16_t numbers[kGroupElements];
+                weights.take(numbers);
+#pragma GCC unroll 2
+                for (int half = 0; half < 2; ++half) add_pair(acc, rows, 2 * half, iload(numbers + half * 64), iload(numbers + half * 64 + 32));
+            } else {
+#pragma GCC unroll 2
+                for (int half = 0; half < 2; ++half) {
+                    IntPairs pairs[2];
+                    fix_half(weights.at, half, weights.factors, pairs);
+                    add_pair(acc, rows, 2 * half, pairs[0], pairs[1]);
+                }
+            }
+            rows.advance(4);
+        }
+        scales -= inputs * 2;
+        rows.hide_strides();
+        add_group(acc, rows, scales, unit, sums);
+        scales += 4;
+    }
+    store_block(a, block, row, R, sums);
+}
+
+// R rows, one of several tiles, and a group of weights that are numbers already.
+template <int R>
+__attribute__((noinline)) void fixed_tile(const int16_t* x, int64_t x_stride, int64_t scales, int64_t inputs, const int16_t* weights,
+                                          float unit, float* sums, PanelAhead& ahead) {
+    RowBases<R, int16_t> rows(x, x_stride);
+    Ints acc[R][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = izero();
+    PanelAhead own = ahead;
+    for (const int16_t* end = weights + inputs * kColumnBlock; weights != end; weights += 2 * kColumnBlock) {
+        rows.hide_strides();
+        own.fetch();
+        add_pair(acc, rows, 0, iload(weights), iload(weights + kColumnBlock));
+        rows.advance(2);
+    }
+    ahead = own;
+    rows.hide_strides();
+    add_group(acc, rows, scales, unit, sums);
+}
+
+typedef void (*FixedTile)(const int16_t*, int64_t, int64_t, int64_t, const int16_t*, float, float*, PanelAhead&);
+typedef void (*FixedAlone)(const LinearArgs&, int64_t block, int64_t row, float* sums);
+
+struct FixedTiles {
+    FixedAlone alone[kLinearRows + 1]{};
+    FixedTile several[kLinearRows + 1]{}; // none has few rows
+    constexpr FixedTiles() { fill<kLinearRows>(); }
+    template <int R> constexpr void fill() {
+        alone[R] = fixed_alone<R>;
+        if constexpr (2 * R >= kLinearRows) several[R] = fixed_tile<R>;
+        if constexpr (R > 1) fill<R - 1>();
+    }
+};
+constexpr FixedTiles kFixedTiles;
+
+// Several tiles of rows, from row0 on; the weights of a group lie in the first-level cache until they have met all of them.
+inline void fixed_together(const LinearArgs& a, int64_t block, int64_t row0, const EvenTiles& tiles, int64_t count, PanelAhead* ahead,
+                           float* sums) {
+    alignas(64) int16_t numbers[kFixedInputs * kColumnBlock];
+    const int64_t padded = round_up(a.k, kDepthStep), rows = tiles.begin(count);
+    for (int64_t i = 0; i < rows * kColumnBlock; i += W) vstore(sums + i, vzero());
+    FixedGroups weights(a, block);
+    int64_t scales = padded * 2;
+    for (int64_t k = 0; k < padded; k += kFixedInputs, scales += 4) {
+        const int64_t inputs = min64(kFixedInputs, padded - k);
+        const float unit = weights.open();
+        int16_t* to = numbers;
+        for (int64_t i = 0; i < inputs; i += 4, weights.at += kGroupBytes, to += kGroupElements) weights.take(to);
+        scales -= inputs * 2;
+        for (int64_t t = 0; t < count; ++t) {
+            const int16_t* x = static_cast<const int16_t*>(a.x) + (row0 + tiles.begin(t)) * a.x_stride + k;
+            kFixedTiles.several[tiles.rows(t)](x, a.x_stride, scales, inputs, numbers, unit, sums + tiles.begin(t) * kColumnBlock, ahead[t]);
+        }
+    }
+    store_block(a, block, row0, rows, sums);
+}
+
+void linear_fixed(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
+    alignas(64) float sums[kFixedSumRows * kColumnBlock];
+    const int64_t block_bytes = compact_block_bytes(a.k);
+    const EvenTiles parts(row1 - row0, (row1 - row0 + kFixedSumRows - 1) / kFixedSumRows);
+    for (int64_t row = row0, part = 0; row < row1; row += parts.rows(part++)) {
+        const int64_t rows = parts.rows(part), count = (rows + kLinearRows - 1) / kLinearRows;
+        const EvenTiles tiles(rows, count);
+        const SharedAhead shared(a, block_bytes, count);
+        for (int64_t block = block0; block < block1; ++block) {
+            if (count == 1) {
+                kFixedTiles.alone[rows](a, block, row, sums);
+                continue;
+            }
+            const char* own = static_cast<const char*>(a.weight) + block * block_bytes;
+            const char* panel = panel_after(a, block, block1, block_bytes);
+            PanelAhead ahead[kFixedSumRows / kLinearRows];
+            for (int64_t t = 0; t < count; ++t) ahead[t] = shared.of(t, panel, own);
+            fixed_together(a, block, row, tiles, count, ahead, sums);
+        }
+    }
+    if (a.past_caches) vstream_end();
+}
