@@ -27,9 +27,11 @@ const PeakKernel* generic_int8_peak();
 #ifdef OCTAVO_HAVE_CEILINGS_AVX2
 const VectorCeilings* avx2_ceilings();
 const PeakKernel* avx2_int8_peak();
+const PeakKernel* avx2_pairs_peak();
 #endif
 #ifdef OCTAVO_HAVE_CEILINGS_AVX2_VNNI
 const PeakKernel* avx2_vnni_peak();
+const PeakKernel* avx2_vnni_pairs_peak();
 #endif
 #ifdef OCTAVO_HAVE_CEILINGS_AVX512
 const VectorCeilings* avx512_ceilings();

@@ -17,10 +17,12 @@ namespace {
 
 constexpr VectorCeilings kVectors = vector_ceilings("vfmadd ymm");
 constexpr PeakKernel kInt8 = int8_peak("vpmaddubsw ymm");
+constexpr PeakKernel kPairs = pairs_peak("vpmaddwd ymm");
 
 } // namespace
 
 const VectorCeilings* avx2_ceilings() { return &kVectors; }
 const PeakKernel* avx2_int8_peak() { return &kInt8; }
+const PeakKernel* avx2_pairs_peak() { return &kPairs; }
 
 } // namespace octavo

@@ -15,9 +15,11 @@ namespace {
 // clang-format on
 
 constexpr PeakKernel kInt8 = int8_peak("vpdpbusd ymm");
+constexpr PeakKernel kPairs = pairs_peak("vpdpwssd ymm");
 
 } // namespace
 
 const PeakKernel* avx2_vnni_peak() { return &kInt8; }
+const PeakKernel* avx2_vnni_pairs_peak() { return &kPairs; }
 
 } // namespace octavo

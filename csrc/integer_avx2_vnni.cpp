@@ -19,10 +19,14 @@ namespace {
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_quantize.hpp"
-#include "kernels_attention_int8.hpp"
+#include "kernels_tiles.hpp"
+#include "kernels_compact_stream.hpp"
+#include "simd_fixed_avx2.hpp"
+#include "kernels_fixed.hpp"
+#include "kernels_beside.hpp"
 // clang-format on
 
-constexpr IntegerKernels kTable = with_attention(integer_table("avx2_vnni"));
+constexpr IntegerKernels kTable = with_what_is_beside(integer_table("avx2_vnni"));
 
 } // namespace
 

@@ -23,15 +23,10 @@ namespace {
 #include "kernels_compact_stream.hpp"
 #include "simd_fixed_avx512.hpp"
 #include "kernels_fixed.hpp"
-#include "kernels_attention_int8.hpp"
+#include "kernels_beside.hpp"
 // clang-format on
 
-constexpr IntegerKernels with_fixed(IntegerKernels table) {
-    table.linear_fixed = linear_fixed;
-    return table;
-}
-
-constexpr IntegerKernels kTable = with_fixed(with_attention(integer_table("avx512_vnni")));
+constexpr IntegerKernels kTable = with_what_is_beside(integer_table("avx512_vnni"));
 
 } // namespace
 

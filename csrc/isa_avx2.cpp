@@ -1,6 +1,7 @@
 // Kernels for AVX2 with FMA and F16C. Compiled with that instruction set's flags; called only after cpu_features has found it usable.
 #include <immintrin.h>
 
+#include "integer.hpp"
 #include "kernels.hpp"
 
 namespace octavo {
@@ -15,13 +16,18 @@ namespace {
 #include "kernels_tiles.hpp"
 #include "kernels_linear.hpp"
 #include "kernels_widened.hpp"
+#include "kernels_compact_stream.hpp"
+#include "kernels_compact.hpp"
+#include "simd_fixed_avx2.hpp"
+#include "kernels_fixed.hpp"
+#include "kernels_fixed_rows.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"
 #include "kernels_table.hpp"
 // clang-format on
 
-constexpr KernelTable kTable = make_table("avx2", Activation::fp32);
+constexpr KernelTable kTable = with_fixed(make_table("avx2", Activation::fp32));
 
 } // namespace
 

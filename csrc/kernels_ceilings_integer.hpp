@@ -35,27 +35,32 @@ inline float multiply_bytes(int64_t rounds) {
 }
 
 // Pairs of whole numbers of 16 bits, as bf16 weights are multiplied where there is nothing better.
-#ifdef __AVX512F__
+#ifdef __AVX2__
+constexpr int kPairChains = W == 16 ? 16 : 12;
 inline float multiply_pairs(int64_t rounds) {
-    constexpr int kPairChains = 16;
-    volatile int32_t seed = 0x00010003;
-    const IntPairs weights = _mm512_set1_epi32(seed), pair = _mm512_set1_epi32(seed + 1);
+    volatile int16_t seed = 3;
+    const int16_t numbers[] = {seed, static_cast<int16_t>(seed + 1)};
+    const IntPairs weights = iset_pair(numbers), pair = iset_pair(numbers);
     Ints sums[kPairChains];
 #pragma GCC unroll 16
     for (Ints& sum : sums) sum = izero();
     for (int64_t r = 0; r < rounds; ++r) {
 #pragma GCC unroll 16
-        for (Ints& sum : sums) idot_here(sum, weights, pair);
+        for (Ints& sum : sums) {
+            idot_here(sum, weights, pair);
+            __asm__("" : "+v"(sum));
+        }
     }
-    Ints total = izero();
-#pragma GCC unroll 16
-    for (const Ints& sum : sums) total = dadd(total, sum);
-    int32_t first;
-    __builtin_memcpy(&first, &total, sizeof first);
-    return static_cast<float>(first);
+    int32_t total = 0;
+    for (const Ints& sum : sums) {
+        int32_t first;
+        __builtin_memcpy(&first, &sum, sizeof first);
+        total += first;
+    }
+    return static_cast<float>(total);
 }
 
-constexpr PeakKernel pairs_peak(const char* instruction) { return {instruction, 4.0 * W * 16, multiply_pairs}; }
+constexpr PeakKernel pairs_peak(const char* instruction) { return {instruction, 4.0 * W * kPairChains, multiply_pairs}; }
 #endif
 
 constexpr PeakKernel int8_peak(const char* instruction) {

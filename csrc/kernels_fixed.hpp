@@ -1,6 +1,6 @@
 // Products of compact blocks of bf16 weights in whole numbers of 16 bits, as block floating point: numbers that lie together share
 // an exponent. Where no instruction multiplies bf16, one that multiplies pairs of such numbers does two multiplications a lane, and
-// nothing becomes a float but sums. Included inside the instruction set's own namespace, after simd_fixed_avx512.hpp.
+// nothing becomes a float but sums. Included inside the instruction set's own namespace, after the compact blocks' whole numbers.
 //
 // A group is kFixedInputs inputs: of a block's 32 columns for weights, of a row for x. Weights have 13 bits and a sign, x has 12, so
 // that 32 bits hold a group's sum. It is exact, and floats take sums group after group: the same bits for any tile. Columns of a
@@ -8,8 +8,13 @@
 //
 // A row of x holds its numbers, then the scales of its groups; see fixed_row_elements.
 
-constexpr int64_t kFixedSumRows = 16 * kLinearRows; // of a block at once, whose sums are in the first-level cache
+constexpr int64_t kFixedSumRows = 192; // of a block at once, whose sums are in the first-level cache
+constexpr int kFixedParts = kColumnBlock / (2 * W); // of a block's columns, that registers hold at once: W from 0 on, and W from 16 on
 constexpr int kWeightBits = 13, kInputBits = 12;
+// A weight is its lower byte with a one before its mantissa, doubled where the last bit of its exponent, the upper one of that byte,
+// is set; times 64; times a factor that its code stands for, a power of two with its sign, over 2^15. This is the power where the
+// exponent is the group's largest, or one less.
+constexpr int kMostFactor = 14;
 static_assert((int64_t{1} << (kWeightBits + kInputBits)) * kFixedInputs <= int64_t{1} << 31); // none is quite so large
 
 // The float that is two to the power of exponent - 127.
@@ -19,6 +24,9 @@ inline float power_of_two(int exponent) {
     __builtin_memcpy(&value, &bits, sizeof value);
     return value;
 }
+
+// Of the elements of four inputs, where a part's columns of one of its vectors begin.
+constexpr int64_t place_of_part(int half, int part, int v) { return half * 64 + (v * 16 + part * W) * 2; }
 
 // The weights of a block, group after group.
 class FixedGroups {
@@ -32,17 +40,27 @@ public:
 
     // The next group is the one from `at` on. Returns two to the power of what a unit of it is.
     float open() {
+        begin_ = at;
+        first_exception_ = exception_;
         top_ = *exponents_++;
         factors = fixed_factors(codes_, top_ - kMostFactor);
         return power_of_two(top_ - (kWeightBits - 1));
     }
+    // The same group again, from its beginning.
+    void rewind() {
+        at = begin_;
+        exception_ = first_exception_;
+        find();
+    }
     bool exceptional() const { return at == exceptional_; }
     // Four inputs as pairs of 32 columns, exceptions and all.
     __attribute__((noinline)) void take(int16_t* to) {
-        IntPairs pairs[2];
         for (int half = 0; half < 2; ++half) {
-            fix_half(at, half, factors, pairs);
-            for (int v = 0; v < 2; ++v) istore(to + half * 64 + v * 32, pairs[v]);
+            for (int part = 0; part < kFixedParts; ++part) {
+                IntPairs pairs[2];
+                fix_half(at, half, part, factors, pairs);
+                for (int v = 0; v < 2; ++v) istore(to + place_of_part(half, part, v), pairs[v]);
+            }
         }
         for (; exceptional(); ++exception_, find()) {
             const int64_t place = place_of(exception_) % kGroupElements;
@@ -63,9 +81,9 @@ private:
         return static_cast<int16_t>(((lower + (lower < 128 ? 128 : lower)) * 64 * factor + 0x4000) >> 15);
     }
 
-    const uint8_t *block_, *exponents_, *exceptional_;
+    const uint8_t *block_, *exponents_, *exceptional_, *begin_ = nullptr;
     FixedCodes codes_;
-    const uint32_t* exception_;
+    const uint32_t *exception_, *first_exception_ = nullptr;
     int top_ = 0;
 };
 
@@ -80,7 +98,7 @@ inline __attribute__((always_inline)) void add_group(const Ints (&acc)[R][2], co
         const Vec times = vset(scale * unit);
 #pragma GCC unroll 2
         for (int v = 0; v < 2; ++v) {
-            float* to = sums + r * kColumnBlock + v * W;
+            float* to = sums + r * kColumnBlock + v * 16;
             vstore(to, vfma(ifloat(acc[r][v]), times, vload(to)));
         }
     }
@@ -100,49 +118,57 @@ inline __attribute__((always_inline)) void add_pair(Ints (&acc)[R][2], const Row
 // Rows and the sums of a block; columns are scaled as they are written.
 inline void store_block(const LinearArgs& a, int64_t block, int64_t row, int64_t rows, const float* sums) {
     const float* times = a.compact->scales + block * kColumnBlock;
-    const int64_t columns[2] = {block * kColumnBlock, block * kColumnBlock + W};
     for (int64_t r = 0; r < rows; ++r, sums += kColumnBlock) {
-        const Vec acc[1][2] = {{vmul(vload(sums), vload(times)), vmul(vload(sums + W), vload(times + W))}};
-        store_tile(a, row + r, columns, acc);
+        for (int64_t at = 0; at < kColumnBlock; at += 2 * W) {
+            const int64_t columns[2] = {block * kColumnBlock + at, block * kColumnBlock + at + W};
+            const Vec acc[1][2] = {{vmul(vload(sums + at), vload(times + at)), vmul(vload(sums + at + W), vload(times + at + W))}};
+            store_tile(a, row + r, columns, acc);
+        }
     }
 }
 
 // A tile that is alone makes numbers of weights in registers.
-template <int R> __attribute__((noinline)) void fixed_alone(const LinearArgs& a, int64_t block, int64_t row, float* sums) {
+template <Tuning kTuning, int R>
+__attribute__((noinline)) void fixed_alone(const LinearArgs& a, int64_t block, int64_t row, float* sums) {
     const int64_t padded = round_up(a.k, kDepthStep);
     for (int64_t i = 0; i < R * kColumnBlock; i += W) vstore(sums + i, vzero());
     FixedGroups weights(a, block);
-    CompactStream<Tuning::common, on_fronts(Tuning::common, R)> stream(weights.at, a, nullptr, nullptr, 0);
+    CompactStream<tuning_of(kTuning, R), on_fronts(kTuning, R)> stream(weights.at, a, nullptr, nullptr, 0);
     RowBases<R, int16_t> rows(static_cast<const int16_t*>(a.x) + row * a.x_stride, a.x_stride);
     int64_t scales = padded * 2;
-    for (int64_t k = 0; k < padded; k += kFixedInputs) {
+    for (int64_t k = 0; k < padded; k += kFixedInputs, scales += 4) {
         const int64_t inputs = min64(kFixedInputs, padded - k);
         const float unit = weights.open();
-        Ints acc[R][2];
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = izero();
-        for (const uint8_t* end = weights.at + inputs / 4 * kGroupBytes; weights.at != end; weights.at += kGroupBytes) {
-            stream.fetch_both();
-            rows.hide_strides();
-            if (__builtin_expect(weights.exceptional(), 0)) {
-                alignas(64) int16_t numbers[kGroupElements];
-                weights.take(numbers);
-#pragma GCC unroll 2
-                for (int half = 0; half < 2; ++half) add_pair(acc, rows, 2 * half, iload(numbers + half * 64), iload(numbers + half * 64 + 32));
-            } else {
-#pragma GCC unroll 2
-                for (int half = 0; half < 2; ++half) {
-                    IntPairs pairs[2];
-                    fix_half(weights.at, half, weights.factors, pairs);
-                    add_pair(acc, rows, 2 * half, pairs[0], pairs[1]);
-                }
-            }
-            rows.advance(4);
-        }
         scales -= inputs * 2;
-        rows.hide_strides();
-        add_group(acc, rows, scales, unit, sums);
-        scales += 4;
+#pragma GCC unroll 1
+        for (int part = 0; part < kFixedParts; ++part) {
+            if (part > 0) weights.rewind(), rows.advance(-inputs);
+            Ints acc[R][2];
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = izero();
+            for (const uint8_t* end = weights.at + inputs / 4 * kGroupBytes; weights.at != end; weights.at += kGroupBytes) {
+                if (kFixedParts == 1 || part == 0) stream.fetch_both();
+                rows.hide_strides();
+                if (__builtin_expect(weights.exceptional(), 0)) {
+                    alignas(64) int16_t numbers[kGroupElements];
+                    weights.take(numbers);
+                    for (int half = 0; half < 2; ++half) {
+                        const IntPairs left = iload(numbers + place_of_part(half, part, 0)), right = iload(numbers + place_of_part(half, part, 1));
+                        add_pair(acc, rows, 2 * half, left, right);
+                    }
+                } else {
+#pragma GCC unroll 2
+                    for (int half = 0; half < 2; ++half) {
+                        IntPairs pairs[2];
+                        fix_half(weights.at, half, part, weights.factors, pairs);
+                        add_pair(acc, rows, 2 * half, pairs[0], pairs[1]);
+                    }
+                }
+                rows.advance(4);
+            }
+            rows.hide_strides();
+            add_group(acc, rows, scales, unit, sums + part * W);
+        }
     }
     store_block(a, block, row, R, sums);
 }
@@ -152,30 +178,37 @@ template <int R>
 __attribute__((noinline)) void fixed_tile(const int16_t* x, int64_t x_stride, int64_t scales, int64_t inputs, const int16_t* weights,
                                           float unit, float* sums, PanelAhead& ahead) {
     RowBases<R, int16_t> rows(x, x_stride);
-    Ints acc[R][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = izero();
     PanelAhead own = ahead;
-    for (const int16_t* end = weights + inputs * kColumnBlock; weights != end; weights += 2 * kColumnBlock) {
+#pragma GCC unroll 1
+    for (int part = 0; part < kFixedParts; ++part) {
+        if (part > 0) rows.advance(-inputs);
+        Ints acc[R][2];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = izero();
+        const int16_t* at = weights + place_of_part(0, part, 0);
+        for (const int16_t* end = at + inputs * kColumnBlock; at != end; at += 2 * kColumnBlock) {
+            rows.hide_strides();
+            own.fetch();
+            add_pair(acc, rows, 0, iload(at), iload(at + place_of_part(0, 0, 1)));
+            rows.advance(2);
+        }
         rows.hide_strides();
-        own.fetch();
-        add_pair(acc, rows, 0, iload(weights), iload(weights + kColumnBlock));
-        rows.advance(2);
+        add_group(acc, rows, scales, unit, sums + part * W);
     }
     ahead = own;
-    rows.hide_strides();
-    add_group(acc, rows, scales, unit, sums);
 }
 
 typedef void (*FixedTile)(const int16_t*, int64_t, int64_t, int64_t, const int16_t*, float, float*, PanelAhead&);
 typedef void (*FixedAlone)(const LinearArgs&, int64_t block, int64_t row, float* sums);
 
 struct FixedTiles {
-    FixedAlone alone[kLinearRows + 1]{};
-    FixedTile several[kLinearRows + 1]{}; // none has few rows
+    FixedAlone alone[3][kLinearRows + 1]{}; // for each tuning
+    FixedTile several[kLinearRows + 1]{};   // none has few rows
     constexpr FixedTiles() { fill<kLinearRows>(); }
     template <int R> constexpr void fill() {
-        alone[R] = fixed_alone<R>;
+        alone[static_cast<int>(Tuning::common)][R] = fixed_alone<Tuning::common, R>;
+        alone[static_cast<int>(Tuning::zen5)][R] = fixed_alone<Tuning::zen5, R>;
+        alone[static_cast<int>(Tuning::zen4)][R] = fixed_alone<Tuning::zen4, R>;
         if constexpr (2 * R >= kLinearRows) several[R] = fixed_tile<R>;
         if constexpr (R > 1) fill<R - 1>();
     }
@@ -214,12 +247,12 @@ void linear_fixed(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block
         const SharedAhead shared(a, block_bytes, count);
         for (int64_t block = block0; block < block1; ++block) {
             if (count == 1) {
-                kFixedTiles.alone[rows](a, block, row, sums);
+                kFixedTiles.alone[static_cast<int>(a.tuning)][rows](a, block, row, sums);
                 continue;
             }
             const char* own = static_cast<const char*>(a.weight) + block * block_bytes;
             const char* panel = panel_after(a, block, block1, block_bytes);
-            PanelAhead ahead[kFixedSumRows / kLinearRows];
+            PanelAhead ahead[kFixedSumRows / kLinearRows + 1];
             for (int64_t t = 0; t < count; ++t) ahead[t] = shared.of(t, panel, own);
             fixed_together(a, block, row, tiles, count, ahead, sums);
         }

@@ -2,11 +2,12 @@
 // namespace.
 
 constexpr int kLeastExponent = kWeightBits, kMostExponent = 250; // of numbers whose scales are floats, whatever is done with them
-constexpr int kPairElements = 32;                                // of a pair of inputs in one of the two tiles of a step
 
-// call(numbers): a pair of inputs of 16 columns, for the inputs [k0, k1).
-template <class Call> inline __attribute__((always_inline)) void over_pairs(uint16_t* tile, int64_t k0, int64_t k1, const Call& call) {
-    for (int64_t k = k0; k < k1; k += 2) call(tile + k / kDepthStep * 2 * kTileElements + k % kDepthStep * 16);
+// call(numbers): a pair of inputs of W columns, for the inputs [k0, k1).
+template <class Call>
+inline __attribute__((always_inline)) void over_pairs(uint16_t* block, int column, int64_t k0, int64_t k1, const Call& call) {
+    uint16_t* first = block + column / 16 * kTileElements + column % 16 * 2;
+    for (int64_t k = k0; k < k1; k += 2) call(first + k / kDepthStep * 2 * kTileElements + k % kDepthStep * 16);
 }
 
 // Columns' powers of two, which make the roots of their mean squares nearly equal. False where something is not finite, or nearly.
@@ -16,24 +17,23 @@ struct ColumnSizes {
 
     bool measure(uint16_t* block, int64_t k) {
         int sizes[kColumnBlock], most = 0;
-        for (int v = 0; v < 2; ++v) {
-            uint16_t magnitudes[kPairElements];
+        for (int column = 0; column < kColumnBlock; column += W) {
+            uint16_t magnitudes[2 * W];
             IntPairs all = izero();
-            over_pairs(block + v * kTileElements, 0, k, [&](const uint16_t* numbers) { all = larger_magnitudes(all, iload(numbers)); });
-            __builtin_memcpy(magnitudes, &all, sizeof magnitudes);
-            float inverse[W], found[W];
+            over_pairs(block, column, 0, k, [&](const uint16_t* numbers) { all = larger_magnitudes(all, iload(numbers)); });
+            istore(magnitudes, all);
+            float inverse[W];
             for (int i = 0; i < W; ++i) {
-                largest[v * W + i] = max64(magnitudes[2 * i], magnitudes[2 * i + 1]) >> 7;
-                if (largest[v * W + i] > kMostExponent) return false;
-                inverse[i] = power_of_two(254 - largest[v * W + i]);
+                largest[column + i] = static_cast<int>(max64(magnitudes[2 * i], magnitudes[2 * i + 1]) >> 7);
+                if (largest[column + i] > kMostExponent) return false;
+                inverse[i] = power_of_two(254 - largest[column + i]);
             }
             Vec sums = vzero();
-            over_pairs(block + v * kTileElements, 0, k, [&](const uint16_t* numbers) {
+            over_pairs(block, column, 0, k, [&](const uint16_t* numbers) {
                 const Vec first = vmul(vfirst(numbers), vload(inverse)), second = vmul(vsecond(numbers), vload(inverse));
                 sums = vfma(second, second, vfma(first, first, sums));
             });
-            vstore(found, sums);
-            for (int i = 0; i < W; ++i) squares[v * W + i] = found[i];
+            vstore(squares + column, sums);
         }
         for (int n = 0; n < kColumnBlock; ++n) {
             const float mean = squares[n] / static_cast<float>(k); // below 4
@@ -56,15 +56,15 @@ bool fix_block(const FixBlockArgs& a) {
     const int64_t k = round_up(a.k, kDepthStep);
     ColumnSizes sizes;
     if (!sizes.measure(a.block, k)) return false;
-    uint16_t more[2 * kPairElements];
-    for (int i = 0; i < 2 * kPairElements; ++i) more[i] = static_cast<uint16_t>(sizes.shifts[i / 2] << 7);
-    Vec errors[2] = {vzero(), vzero()};
+    uint16_t more[2 * kColumnBlock];
+    for (int i = 0; i < 2 * kColumnBlock; ++i) more[i] = static_cast<uint16_t>(sizes.shifts[i / 2] << 7);
+    float lost[kColumnBlock] = {};
     for (int64_t k0 = 0; k0 < k; k0 += kFixedInputs) {
         const int64_t k1 = min64(k, k0 + kFixedInputs);
         IntPairs all = izero();
-        for (int v = 0; v < 2; ++v) {
-            over_pairs(a.block + v * kTileElements, k0, k1, [&](uint16_t* numbers) {
-                const IntPairs shifted = shift_exponents(iload(numbers), iload(more + v * kPairElements));
+        for (int column = 0; column < kColumnBlock; column += W) {
+            over_pairs(a.block, column, k0, k1, [&](uint16_t* numbers) {
+                const IntPairs shifted = shift_exponents(iload(numbers), iload(more + 2 * column));
                 istore(numbers, shifted);
                 all = larger_magnitudes(all, shifted);
             });
@@ -73,23 +73,23 @@ bool fix_block(const FixBlockArgs& a) {
         a.exponents[k0 / kFixedInputs] = static_cast<uint8_t>(top);
         // How far off numbers will be, times the last bit of the group, in units of what squares are of.
         const Vec steps = vset(power_of_two(127 + 127 + kWeightBits - 1 - top));
-        for (int v = 0; v < 2; ++v) {
+        for (int column = 0; column < kColumnBlock; column += W) {
             float units[W];
             for (int i = 0; i < W; ++i) {
-                const int n = v * W + i, exponent = 127 + top - (kWeightBits - 1) - sizes.shifts[n] - sizes.largest[n];
+                const int n = column + i, exponent = 127 + top - (kWeightBits - 1) - sizes.shifts[n] - sizes.largest[n];
                 units[i] = exponent > 0 && sizes.largest[n] > 0 ? power_of_two(exponent) : 0.0f;
             }
-            over_pairs(a.block + v * kTileElements, k0, k1, [&](const uint16_t* numbers) {
+            Vec errors = vload(lost + column);
+            over_pairs(a.block, column, k0, k1, [&](const uint16_t* numbers) {
                 const Vec both[2] = {vmul(vfirst(numbers), steps), vmul(vsecond(numbers), steps)};
                 for (const Vec whole : both) {
                     const Vec error = vmul(vsub(whole, vround(whole)), vload(units));
-                    errors[v] = vfma(error, error, errors[v]);
+                    errors = vfma(error, error, errors);
                 }
             });
+            vstore(lost + column, errors);
         }
     }
-    float lost[kColumnBlock];
-    for (int v = 0; v < 2; ++v) vstore(lost + v * W, errors[v]);
     for (int n = 0; n < kColumnBlock; ++n) {
         if (lost[n] > sizes.squares[n] * kMostLost * kMostLost) return false;
         a.scales[n] = power_of_two(127 - sizes.shifts[n]);

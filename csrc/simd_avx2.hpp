@@ -110,6 +110,22 @@ inline Ints idot(Ints acc, int32_t pair, IntPairs k) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(k, _mm256_set1_epi32(pair)));
 #endif
 }
+// The same in the register where the sum is; see simd_avx512.hpp.
+inline __attribute__((always_inline)) void idot_here(Ints& acc, IntPairs w, IntPairs pair) {
+#ifdef OCTAVO_VNNI
+    __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(pair));
+#else
+    __m256i products; // of one sum after the other: a compiler that made them first would need more registers than there are
+    __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(acc), "=&x"(products) : "x"(w), "x"(pair));
+#endif
+}
+template <class T> inline IntPairs iload(const T* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+template <class T> inline void istore(T* p, IntPairs v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
+inline IntPairs iset_pair(const int16_t* p) {
+    int32_t pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return _mm256_set1_epi32(pair);
+}
 inline Vec ifloat(Ints v) { return _mm256_cvtepi32_ps(v); }
 // The larger ones, and the largest, of what is not below 0, NaN above all: by their bits.
 inline Vec vmax_not_negative(Vec a, Vec b) {

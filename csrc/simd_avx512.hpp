@@ -122,9 +122,16 @@ inline __attribute__((always_inline)) void idot_here(Ints& acc, IntPairs w, IntP
 #ifdef OCTAVO_VNNI
     __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(pair));
 #else
-    acc = _mm512_add_epi32(acc, _mm512_madd_epi16(w, pair));
-    __asm__("" : "+v"(acc));
+    __m512i products; // of one sum after the other
+    __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(acc), "=&v"(products) : "v"(w), "v"(pair));
 #endif
+}
+template <class T> inline IntPairs iload(const T* p) { return _mm512_loadu_si512(p); }
+template <class T> inline void istore(T* p, IntPairs v) { _mm512_storeu_si512(p, v); }
+inline IntPairs iset_pair(const int16_t* p) {
+    int32_t pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return _mm512_set1_epi32(pair);
 }
 inline Vec ifloat(Ints v) { return _mm512_cvtepi32_ps(v); }
 // The larger ones, and the largest, of what is not below 0, NaN above all: by their bits.

@@ -1,10 +1,6 @@
 // Compact blocks as whole numbers of 16 bits, with AVX-512. Included inside the instruction set's own namespace, after
 // simd_avx512.hpp.
 
-// A weight is its lower byte with a one before its mantissa, doubled where the last bit of its exponent, the upper one of that byte,
-// is set; times 64; times a factor that its code stands for, a power of two with its sign, over 2^15.
-constexpr int kMostFactor = 14; // its power of two where the exponent is the group's largest, or one less
-
 // Exponents without their last bits, and signs, of the numbers that codes stand for.
 struct FixedCodes {
     __m256i exponents, signs;
@@ -30,7 +26,7 @@ inline FixedFactors fixed_factors(const FixedCodes& codes, int least) {
 }
 
 // A pair of inputs, the first or the second of a compact group: of columns 0 to 15, then of 16 to 31.
-inline __attribute__((always_inline)) void fix_half(const uint8_t* group, int half, const FixedFactors& factors, IntPairs (&to)[2]) {
+inline __attribute__((always_inline)) void fix_half(const uint8_t* group, int half, int, const FixedFactors& factors, IntPairs (&to)[2]) {
     const __m512i codes = _mm512_loadu_si512(group), lower = _mm512_loadu_si512(group + 64 + half * 64);
     const __m512i mine = _mm512_and_si512(half ? _mm512_srli_epi16(codes, 4) : codes, _mm512_set1_epi8(15));
     const __m512i low = _mm512_shuffle_epi8(factors.low, mine), high = _mm512_shuffle_epi8(factors.high, mine);
@@ -55,12 +51,4 @@ inline int largest_exponent(IntPairs magnitudes) {
 inline IntPairs shift_exponents(IntPairs numbers, IntPairs more) {
     const __mmask32 normal = _mm512_test_epi16_mask(numbers, _mm512_set1_epi16(0x7F80));
     return _mm512_mask_add_epi16(_mm512_and_si512(numbers, _mm512_set1_epi16(-0x8000)), normal, numbers, more);
-}
-
-template <class T> inline IntPairs iload(const T* p) { return _mm512_loadu_si512(p); }
-template <class T> inline void istore(T* p, IntPairs v) { _mm512_storeu_si512(p, v); }
-inline IntPairs iset_pair(const int16_t* p) {
-    int32_t pair;
-    __builtin_memcpy(&pair, p, sizeof pair);
-    return _mm512_set1_epi32(pair);
 }

@@ -13,7 +13,7 @@ from octavo.backends.reference import ReferenceBackend
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 ISAS = [*(name for name, (usable, _) in _native.cpu_features().items() if usable), "amx_emulated"]
-FIXED = ("avx512",)
+FIXED = ("avx2", "avx512")
 """Where bf16 weights are multiplied in whole numbers."""
 DTYPES = ("bfloat16", "float32")
 KV_DTYPES = (*DTYPES, "int8")
