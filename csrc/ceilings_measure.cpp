@@ -46,18 +46,18 @@ const VectorCeilings* vectors_of(const std::string& isa) {
 }
 
 const PeakKernel* bf16_of(const std::string& isa, const std::string& integer_kernels) {
-    [[maybe_unused]] const std::string beside = isa + " " + find_integer_kernels(isa, integer_kernels)->name;
-#ifdef OCTAVO_HAVE_CEILINGS_AVX2
-    if (beside == "avx2 avx2") return avx2_pairs_peak();
-#endif
+    [[maybe_unused]] const std::string name = find_integer_kernels(isa, integer_kernels)->name;
 #ifdef OCTAVO_HAVE_CEILINGS_AVX2_VNNI
-    if (beside == "avx2 avx2_vnni") return avx2_vnni_pairs_peak();
+    if (isa == "avx2" && name == "avx2_vnni") return avx2_vnni_pairs_peak();
 #endif
-#ifdef OCTAVO_HAVE_CEILINGS_AVX512
-    if (beside == "avx512 avx512") return avx512_pairs_peak();
+#ifdef OCTAVO_HAVE_CEILINGS_AVX2
+    if (isa == "avx2") return avx2_pairs_peak();
 #endif
 #ifdef OCTAVO_HAVE_CEILINGS_AVX512_VNNI
-    if (beside == "avx512 avx512_vnni") return avx512_vnni_pairs_peak();
+    if (isa == "avx512" && name == "avx512_vnni") return avx512_vnni_pairs_peak();
+#endif
+#ifdef OCTAVO_HAVE_CEILINGS_AVX512
+    if (isa == "avx512") return avx512_pairs_peak();
 #endif
 #ifdef OCTAVO_HAVE_CEILINGS_AVX512_BF16
     if (isa == "avx512_bf16") return avx512_bf16_peak();

@@ -80,7 +80,7 @@ struct FixBlockArgs {
     uint16_t* block;
     int64_t k;
     uint8_t* exponents;     // [groups]
-    float *scales, *errors; // [kColumnBlock]; the lengths of what columns lose
+    float *scales, *errors; // [kColumnBlock]; the lengths of what columns lose, no less than they are
 };
 
 struct FixRowsArgs {

@@ -43,21 +43,17 @@ inline float multiply_pairs(int64_t rounds) {
     const IntPairs weights = iset_pair(numbers), pair = iset_pair(numbers);
     Ints sums[kPairChains];
 #pragma GCC unroll 16
-    for (Ints& sum : sums) sum = izero();
+    for (int c = 0; c < kPairChains; ++c) sums[c] = izero();
     for (int64_t r = 0; r < rounds; ++r) {
 #pragma GCC unroll 16
-        for (Ints& sum : sums) {
-            idot_here(sum, weights, pair);
-            __asm__("" : "+v"(sum));
-        }
+        for (int c = 0; c < kPairChains; ++c) idot_here(sums[c], weights, pair);
     }
-    int32_t total = 0;
-    for (const Ints& sum : sums) {
-        int32_t first;
-        __builtin_memcpy(&first, &sum, sizeof first);
-        total += first;
-    }
-    return static_cast<float>(total);
+    Vec total = vzero();
+#pragma GCC unroll 16
+    for (int c = 0; c < kPairChains; ++c) total = vadd(total, ifloat(sums[c]));
+    float first;
+    __builtin_memcpy(&first, &total, sizeof first);
+    return first;
 }
 
 constexpr PeakKernel pairs_peak(const char* instruction) { return {instruction, 4.0 * W * kPairChains, multiply_pairs}; }

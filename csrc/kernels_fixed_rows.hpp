@@ -93,7 +93,7 @@ bool fix_block(const FixBlockArgs& a) {
     for (int n = 0; n < kColumnBlock; ++n) {
         if (lost[n] > sizes.squares[n] * kMostLost * kMostLost) return false;
         a.scales[n] = power_of_two(127 - sizes.shifts[n]);
-        a.errors[n] = __builtin_sqrtf(lost[n]) * power_of_two(sizes.largest[n]);
+        a.errors[n] = __builtin_sqrtf(lost[n]) * power_of_two(sizes.largest[n]) * kLengthTimes + kLengthMore;
     }
     return true;
 }

@@ -63,7 +63,8 @@ def uneven(seed: int, n: int, k: int) -> np.ndarray:
 
 def is_fixed(backend: CpuBackend, matrix: np.ndarray) -> bool:
     """Whether weights lie in compact blocks: those are the ones."""
-    return backend.weight(Dense(matrix)).num_bytes < -(-matrix.shape[0] // 32) * 32 * -(-matrix.shape[1] // 32) * 32 * 2
+    (n, k), packed = matrix.shape, backend.weight(Dense(matrix)).num_bytes
+    return bool(packed < -(-n // 32) * 32 * -(-k // 32) * 32 * 2)
 
 
 @pytest.mark.parametrize(("n", "k"), [(192, 576), (320, 160), (200, 1537), (96, 100), (64, 2051), (130, 33)])
