@@ -271,7 +271,9 @@ Shortlist* Device::promise(const std::vector<Attempt>& attempts, int64_t rows, c
     const IntegerKernels& kernels = quantize_rows(rough, rows, reinterpret_cast<char*>(sums + pool_.size() * sums_size));
     over_rows(rough.args.tiles, 2 * rows * rough.args.groups * kGroup,
               [&](int64_t t0, int64_t t1) { kernels.measure(rough.quantize, list.inverse_sizes.data(), found.lengths, found.changes, t0, t1); });
-    if (fixed) kernels_->add_changes(*fixed, *std::max_element(list.inverse_sizes.begin(), list.inverse_sizes.end()), found.changes, 0, rows);
+    if (fixed) {
+        over_rows(rows, 2 * rows * fixed->k, [&](int64_t r0, int64_t r1) { kernels_->add_changes(*fixed, list.largest_inverse_size, found.changes, r0, r1); });
+    }
     for (int64_t row = 0; row < rows; ++row) {
         if (!(found.lengths[row] < Shortlist::kLongest && found.changes[row] < Shortlist::kLongest)) return nullptr;
     }

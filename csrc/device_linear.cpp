@@ -90,7 +90,8 @@ bool Device::pack_compact(const PackArgs& args, PackedWeight& weight) {
     std::atomic<int64_t> count = 0;
     weight.highs.resize(blocks * 16);
     const int64_t groups = fixed_groups(args.k);
-    if (kernels_->fix_block) {
+    const bool fixed = kernels_->fix_block;
+    if (fixed) {
         weight.exponents.resize(blocks * groups);
         weight.scales.resize(blocks * kColumnBlock);
         weight.errors.resize(blocks * kColumnBlock);
@@ -102,7 +103,7 @@ bool Device::pack_compact(const PackArgs& args, PackedWeight& weight) {
         one.dst = plain[thread].data();
         one.first_block = block;
         kernels_->pack(one, block, block + 1);
-        if (kernels_->fix_block) {
+        if (fixed) {
             float* scales = weight.scales.data() + block * kColumnBlock;
             const FixBlockArgs fix{plain[thread].data(), args.k, weight.exponents.data() + block * groups, scales, weight.errors.data() + block * kColumnBlock};
             if (!kernels_->fix_block(fix)) count += most + 1;
@@ -123,7 +124,7 @@ bool Device::pack_compact(const PackArgs& args, PackedWeight& weight) {
         weight.exceptions.push_back(kNoException);
     }
     weight.compact.reset(new Compact{weight.highs.data(), weight.exceptions.data(), weight.first_exceptions.data(),
-                                     kernels_->fix_block ? weight.exponents.data() : nullptr, kernels_->fix_block ? weight.scales.data() : nullptr});
+                                     fixed ? weight.exponents.data() : nullptr, fixed ? weight.scales.data() : nullptr});
     return true;
 }
 

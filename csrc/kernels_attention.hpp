@@ -192,13 +192,6 @@ inline __attribute__((always_inline)) void add_dimensions(Vec (&acc)[R][V], cons
         for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, k[v], acc[r][v]);
     }
 }
-
-inline int32_t pair_at(const int16_t* p) {
-    int32_t pair;
-    __builtin_memcpy(&pair, p, sizeof pair);
-    return pair;
-}
-
 template <int G> inline IntPairs key_pairs(const int8_t* const* k, int64_t i) {
     if constexpr (kJoined<G> > 1) return ipairs<kJoined<G>>(k, i * G);
     else return ipairs(k[0] + i * G);

@@ -38,9 +38,8 @@ inline float multiply_bytes(int64_t rounds) {
 #ifdef __AVX2__
 constexpr int kPairChains = W == 16 ? 16 : 12;
 inline float multiply_pairs(int64_t rounds) {
-    volatile int16_t seed = 3;
-    const int16_t numbers[] = {seed, static_cast<int16_t>(seed + 1)};
-    const IntPairs weights = iset_pair(numbers), pair = iset_pair(numbers);
+    volatile int32_t seed = 0x00040003;
+    const IntPairs weights = iset(seed), pair = iset(seed);
     Ints sums[kPairChains];
 #pragma GCC unroll 16
     for (int c = 0; c < kPairChains; ++c) sums[c] = izero();

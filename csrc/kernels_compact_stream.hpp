@@ -6,6 +6,20 @@ inline int64_t compact_block_bytes(int64_t k) { return bf16_block_elements(k) * 
 // Where in its block the next exception lies.
 inline int64_t place_of(const uint32_t* exception) { return static_cast<int64_t>(*exception >> 8); }
 
+// Where in a block the exceptions are.
+struct Exceptions {
+    const uint32_t* next;
+    const uint8_t* block;
+    const uint8_t* group; // the next one is in
+
+    Exceptions(const uint32_t* first, const uint8_t* block) : next(first), block(block) { find(); }
+    void find() { group = block + place_of(next) / kGroupElements * kGroupBytes; }
+    // call(place, upper byte) for those of that group.
+    template <class Call> inline __attribute__((always_inline)) void of_group(const Call& call) {
+        for (const uint8_t* own = group; group == own; ++next, find()) call(place_of(next) % kGroupElements, static_cast<int>(*next & 255));
+    }
+};
+
 // How a tile of so many rows that is alone asks for its weights: beyond a few all processors are alike.
 constexpr Tuning tuning_of(Tuning tuning, int rows) {
     const int most = tuning == Tuning::zen4 ? 2 : 8;

@@ -27,27 +27,17 @@ inline __attribute__((always_inline)) void multiply_pair(Vec (&acc)[R][2], const
     }
 }
 
-// Where in a block the exceptions are.
-struct Exceptions {
-    const uint32_t* next;
-    const uint8_t* block;
-    const uint8_t* group; // the next one is in
-
-    Exceptions(const uint32_t* first, const uint8_t* block) : next(first), block(block) { find(); }
-    void find() { group = block + place_of(next) / kGroupElements * kGroupBytes; }
-    // Those of this group, in registers: what is rare must not cost the sums theirs.
-    inline __attribute__((always_inline)) void set(Vec (&to)[2][2]) {
-        for (const uint8_t* own = group; group == own; ++next, find()) {
-            const int64_t place = place_of(next) % kGroupElements;
-            for (int half = 0; half < 2; ++half) set_upper(to[half], place - half * 64, static_cast<int>(*next & 255));
-        }
-    }
-};
+// Those of the next group, in registers: what is rare must not cost the sums theirs.
+inline __attribute__((always_inline)) void set_exceptions(Exceptions& exceptions, Vec (&to)[2][2]) {
+    exceptions.of_group([&](int64_t place, int upper) __attribute__((always_inline)) {
+        for (int half = 0; half < 2; ++half) set_upper(to[half], place - half * 64, upper);
+    });
+}
 
 inline __attribute__((always_inline)) void unpack_group(const uint8_t* from, GroupTable table, Exceptions& exceptions, Vec (&to)[2][2]) {
     unpack_half(from, 0, table, to[0]);
     unpack_half(from, 1, table, to[1]);
-    if (__builtin_expect(from == exceptions.group, 0)) exceptions.set(to);
+    if (__builtin_expect(from == exceptions.group, 0)) set_exceptions(exceptions, to);
 }
 
 // The last inputs, fewer than a group has: nothing is read beyond them.

@@ -11,11 +11,11 @@
 constexpr int64_t kFixedSumRows = 192; // of a block at once, whose sums are in the first-level cache
 constexpr int kFixedParts = kColumnBlock / (2 * W); // of a block's columns, that registers hold at once: W from 0 on, and W from 16 on
 constexpr int kWeightBits = 13, kInputBits = 12;
+static_assert((int64_t{1} << (kWeightBits + kInputBits)) * kFixedInputs <= int64_t{1} << 31); // none is quite so large
 // A weight is its lower byte with a one before its mantissa, doubled where the last bit of its exponent, the upper one of that byte,
 // is set; times 64; times a factor that its code stands for, a power of two with its sign, over 2^15. This is the power where the
 // exponent is the group's largest, or one less.
 constexpr int kMostFactor = 14;
-static_assert((int64_t{1} << (kWeightBits + kInputBits)) * kFixedInputs <= int64_t{1} << 31); // none is quite so large
 
 // The float that is two to the power of exponent - 127.
 inline float power_of_two(int exponent) {
@@ -32,16 +32,14 @@ constexpr int64_t place_of_part(int half, int part, int v) { return half * 64 + 
 class FixedGroups {
 public:
     FixedGroups(const LinearArgs& a, int64_t block)
-        : at(static_cast<const uint8_t*>(a.weight) + block * compact_block_bytes(a.k)), block_(at),
+        : at(static_cast<const uint8_t*>(a.weight) + block * compact_block_bytes(a.k)),
           exponents_(a.compact->exponents + block * fixed_groups(a.k)), codes_(fixed_codes(a.compact->highs + block * 16)),
-          exception_(a.compact->exceptions + a.compact->first[block]) {
-        find();
-    }
+          exceptions_(a.compact->exceptions + a.compact->first[block], at), first_(exceptions_) {}
 
     // The next group is the one from `at` on. Returns two to the power of what a unit of it is.
     float open() {
         begin_ = at;
-        first_exception_ = exception_;
+        first_ = exceptions_;
         top_ = *exponents_++;
         factors = fixed_factors(codes_, top_ - kMostFactor);
         return power_of_two(top_ - (kWeightBits - 1));
@@ -49,10 +47,9 @@ public:
     // The same group again, from its beginning.
     void rewind() {
         at = begin_;
-        exception_ = first_exception_;
-        find();
+        exceptions_ = first_;
     }
-    bool exceptional() const { return at == exceptional_; }
+    bool exceptional() const { return at == exceptions_.group; }
     // Four inputs as pairs of 32 columns, exceptions and all.
     __attribute__((noinline)) void take(int16_t* to) {
         for (int half = 0; half < 2; ++half) {
@@ -62,17 +59,16 @@ public:
                 for (int v = 0; v < 2; ++v) istore(to + place_of_part(half, part, v), pairs[v]);
             }
         }
-        for (; exceptional(); ++exception_, find()) {
-            const int64_t place = place_of(exception_) % kGroupElements;
-            to[place] = fixed_number(static_cast<int>(*exception_ & 255), at[64 + place / 64 * 64 + compact_place(place % 64)]);
-        }
+        if (!exceptional()) return;
+        exceptions_.of_group([&](int64_t place, int upper) {
+            to[place] = fixed_number(upper, at[64 + place / 64 * 64 + compact_place(place % 64)]);
+        });
     }
 
     const uint8_t* at;
     FixedFactors factors;
 
 private:
-    void find() { exceptional_ = block_ + place_of(exception_) / kGroupElements * kGroupBytes; }
     // As fix_half makes it.
     int16_t fixed_number(int upper, int lower) const {
         const int power = 2 * (upper & 127) - (top_ - kMostFactor);
@@ -81,11 +77,14 @@ private:
         return static_cast<int16_t>(((lower + (lower < 128 ? 128 : lower)) * 64 * factor + 0x4000) >> 15);
     }
 
-    const uint8_t *block_, *exponents_, *exceptional_, *begin_ = nullptr;
+    const uint8_t *exponents_, *begin_ = nullptr;
     FixedCodes codes_;
-    const uint32_t *exception_, *first_exception_ = nullptr;
+    Exceptions exceptions_, first_; // the next ones, and those at the group's beginning
     int top_ = 0;
 };
+
+// In a row of x from behind the inputs [k, k + inputs) to their scale.
+inline int64_t bytes_to_scale(int64_t padded, int64_t k, int64_t inputs) { return (padded - k - inputs) * 2 + k / kFixedInputs * 4; }
 
 // Sums of a group that are known become floats; the rows' inputs come next, their scale so many bytes further.
 template <int R>
@@ -109,7 +108,7 @@ inline __attribute__((always_inline)) void add_pair(Ints (&acc)[R][2], const Row
                                                     IntPairs right) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-        const IntPairs pair = iset_pair(rows.row(r) + k);
+        const IntPairs pair = iset(pair_at(rows.row(r) + k));
         idot_here(acc[r][0], left, pair);
         idot_here(acc[r][1], right, pair);
     }
@@ -135,11 +134,9 @@ __attribute__((noinline)) void fixed_alone(const LinearArgs& a, int64_t block, i
     FixedGroups weights(a, block);
     CompactStream<tuning_of(kTuning, R), on_fronts(kTuning, R)> stream(weights.at, a, nullptr, nullptr, 0);
     RowBases<R, int16_t> rows(static_cast<const int16_t*>(a.x) + row * a.x_stride, a.x_stride);
-    int64_t scales = padded * 2;
-    for (int64_t k = 0; k < padded; k += kFixedInputs, scales += 4) {
-        const int64_t inputs = min64(kFixedInputs, padded - k);
+    for (int64_t k = 0; k < padded; k += kFixedInputs) {
+        const int64_t inputs = min64(kFixedInputs, padded - k), scales = bytes_to_scale(padded, k, inputs);
         const float unit = weights.open();
-        scales -= inputs * 2;
 #pragma GCC unroll 1
         for (int part = 0; part < kFixedParts; ++part) {
             if (part > 0) weights.rewind(), rows.advance(-inputs);
@@ -222,13 +219,11 @@ inline void fixed_together(const LinearArgs& a, int64_t block, int64_t row0, con
     const int64_t padded = round_up(a.k, kDepthStep), rows = tiles.begin(count);
     for (int64_t i = 0; i < rows * kColumnBlock; i += W) vstore(sums + i, vzero());
     FixedGroups weights(a, block);
-    int64_t scales = padded * 2;
-    for (int64_t k = 0; k < padded; k += kFixedInputs, scales += 4) {
-        const int64_t inputs = min64(kFixedInputs, padded - k);
+    for (int64_t k = 0; k < padded; k += kFixedInputs) {
+        const int64_t inputs = min64(kFixedInputs, padded - k), scales = bytes_to_scale(padded, k, inputs);
         const float unit = weights.open();
         int16_t* to = numbers;
         for (int64_t i = 0; i < inputs; i += 4, weights.at += kGroupBytes, to += kGroupElements) weights.take(to);
-        scales -= inputs * 2;
         for (int64_t t = 0; t < count; ++t) {
             const int16_t* x = static_cast<const int16_t*>(a.x) + (row0 + tiles.begin(t)) * a.x_stride + k;
             kFixedTiles.several[tiles.rows(t)](x, a.x_stride, scales, inputs, numbers, unit, sums + tiles.begin(t) * kColumnBlock, ahead[t]);

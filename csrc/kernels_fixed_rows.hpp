@@ -2,6 +2,7 @@
 // namespace.
 
 constexpr int kLeastExponent = kWeightBits, kMostExponent = 250; // of numbers whose scales are floats, whatever is done with them
+constexpr int kMostShift = 126;                                  // of columns whose scales are
 
 // call(numbers): a pair of inputs of W columns, for the inputs [k0, k1).
 template <class Call>
@@ -44,7 +45,7 @@ struct ColumnSizes {
         }
         for (int n = 0; n < kColumnBlock; ++n) {
             if (sizes[n] > 0) shifts[n] = most - sizes[n];
-            if (largest[n] + shifts[n] > kMostExponent) return false;
+            if (shifts[n] > kMostShift || largest[n] + shifts[n] > kMostExponent) return false;
         }
         return true;
     }

@@ -24,6 +24,14 @@ inline float from_bf16(uint16_t x) {
     return value;
 }
 
+// Two numbers of 16 bits, as instructions that multiply pairs take them.
+template <class T> inline int32_t pair_at(const T* p) {
+    static_assert(sizeof(T) == 2);
+    int32_t pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return pair;
+}
+
 // Round to nearest even; NaN stays NaN.
 inline uint16_t to_bf16(float x) {
     uint32_t bits;

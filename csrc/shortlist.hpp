@@ -7,6 +7,7 @@
 // them, which holds for any sizes: an input that is large in all columns, as few are, would else count for more than it is.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -21,12 +22,16 @@ struct Shortlist {
 
     Shortlist(int64_t columns, const std::vector<float>& sizes)
         : per_input((columns + kIntegerColumns - 1) / kIntegerColumns * kIntegerColumns), per_error(per_input.size()) {
-        for (const float size : sizes) inverse_sizes.push_back(1 / size);
+        for (const float size : sizes) {
+            inverse_sizes.push_back(1 / size);
+            largest_inverse_size = std::max(largest_inverse_size, inverse_sizes.back());
+        }
     }
 
     std::unique_ptr<IntegerWeight> rough;    // null: the weight itself
     int levels = 1;                          // of activations in the rough product
     std::vector<float> inverse_sizes;        // of inputs
+    float largest_inverse_size = 0;
     std::vector<float> per_input, per_error; // as PromiseArgs has them
     // With fewer rows, or more, the exact product is as fast.
     int64_t least_rows = 1, most_rows = std::numeric_limits<int64_t>::max();

@@ -121,11 +121,7 @@ inline __attribute__((always_inline)) void idot_here(Ints& acc, IntPairs w, IntP
 }
 template <class T> inline IntPairs iload(const T* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 template <class T> inline void istore(T* p, IntPairs v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
-inline IntPairs iset_pair(const int16_t* p) {
-    int32_t pair;
-    __builtin_memcpy(&pair, p, sizeof pair);
-    return _mm256_set1_epi32(pair);
-}
+inline IntPairs iset(int32_t pair) { return _mm256_set1_epi32(pair); }
 inline Vec ifloat(Ints v) { return _mm256_cvtepi32_ps(v); }
 // The larger ones, and the largest, of what is not below 0, NaN above all: by their bits.
 inline Vec vmax_not_negative(Vec a, Vec b) {

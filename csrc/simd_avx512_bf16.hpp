@@ -7,13 +7,6 @@ inline Vec vdot(Vec acc, int32_t pair, Vec w) {
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)w);
 }
 
-// The pair at p, for vdot.
-inline int32_t pair_at(const uint16_t* p) {
-    int32_t pair;
-    __builtin_memcpy(&pair, p, sizeof pair);
-    return pair;
-}
-
 // W pairs of bf16 for vdot; of each, the bits of kKept.
 template <uint32_t kKept = ~0u> inline Vec vpairs(const uint16_t* p) {
     const __m512i pairs = _mm512_loadu_si512(p);

@@ -148,6 +148,18 @@ def test_a_row_that_is_not_finite_disturbs_no_other(isa: str, bad: float) -> Non
     assert same_bits(np.delete(found, 7, 0), np.delete(expected, 7, 0))
 
 
+def test_columns_too_unlike_for_a_common_size(isa: str) -> None:
+    """A scale would be no float: the matrix stays plain, and is what was given."""
+    backend, matrix = device(isa, "bfloat16"), normal(9, 64, 640)
+    for exponent in (-100, -124):
+        matrix[3] = np.ldexp(normal(10, 640), exponent)
+        matrix[4] = np.ldexp(normal(11, 640), 20)
+        weights = matrix.astype(BF16)
+        assert is_fixed(backend, weights) == (exponent == -100)
+        read = backend.ops.embedding(np.arange(64, dtype=np.int32), backend.weight(Dense(weights)))
+        assert same_bits(backend.to_host(read), weights.astype(np.float32))
+
+
 def test_denormal_weights_are_zeros(isa: str) -> None:
     backend, matrix = device(isa, "bfloat16"), normal(7, 64, 640).astype(BF16)
     matrix[3, 5], matrix[9] = -1e-39, (normal(8, 640) * 1e-39).astype(BF16)
