@@ -99,7 +99,7 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
                 return d.pack_integer(read_source(n, v, s, m), gated);
             },
             "bits"_a, values, scales, minimums, nb::kw_only(), "gated"_a = false)
-        .def("shortlist", &Device::shortlist_integer, "weight"_a, nb::kw_only(), "most_bytes"_a)
+        .def("shortlist", &Device::shortlist_integer, "weight"_a, nb::kw_only(), "most_bytes"_a, "inputs"_a)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
         .def(
             "linear",

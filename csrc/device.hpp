@@ -83,8 +83,9 @@ public:
     std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source, bool gated);
 
     // Makes what lets linear_argmax of a weight be faster, where it does; a copy has no more than most_bytes.
-    void shortlist(PackedWeight& weight, int64_t most_bytes);
-    void shortlist_integer(IntegerWeight& weight, int64_t most_bytes);
+    // inputs: how large each one is beside the others; empty: nobody knows.
+    void shortlist(PackedWeight& weight, int64_t most_bytes, const std::vector<float>& inputs);
+    void shortlist_integer(IntegerWeight& weight, int64_t most_bytes, const std::vector<float>& inputs);
 
     nb::object embedding(nb::handle ids, const PackedWeight& table);
     // Memory for a result: a row of so many columns for each of x.

@@ -182,7 +182,7 @@ const IntegerKernels& Device::quantize_rows(IntegerProduct& product, int64_t row
     QuantizeArgs& quantize = product.quantize;
     product.args.x = quantize.out = records;
     quantize.rows = product.args.rows = rows;
-    quantize.tiles = product.args.tiles = alone ? rows : kernels.tiles(rows, quantize.bits, quantize.levels);
+    quantize.tiles = product.args.tiles = alone ? rows : kernels.tiles(rows, quantize.bits, quantize.levels, quantize.ends != 0);
     over_rows(quantize.tiles, 2 * rows * quantize.groups * kGroup, [&](int64_t t0, int64_t t1) { kernels.quantize(quantize, t0, t1); });
     return kernels;
 }
@@ -229,6 +229,21 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     return out;
 }
 
+namespace {
+
+int64_t bytes_of_row(const QuantizeArgs& a) { return a.groups * kGroup * (a.x_bf16 ? 2 : 4); }
+
+template <class T> void put_in_order(const void* from, const std::vector<int32_t>& order, int64_t row0, int64_t row1, void* to) {
+    const auto columns = static_cast<int64_t>(order.size());
+    for (int64_t row = row0; row < row1; ++row) {
+        const T* own = static_cast<const T*>(from) + row * columns;
+        T* ordered = static_cast<T*>(to) + row * columns;
+        for (int64_t i = 0; i < columns; ++i) ordered[i] = own[order[i]];
+    }
+}
+
+} // namespace
+
 int64_t Device::sums_of_blocks(int64_t rows) const { return std::min(rows, 2 * kRowsOfUnit) * kIntegerColumns; }
 
 std::vector<Device::Attempt> Device::attempts_by(const std::vector<std::shared_ptr<Shortlist>>& lists, const Array& x,
@@ -237,6 +252,7 @@ std::vector<Device::Attempt> Device::attempts_by(const std::vector<std::shared_p
     for (const auto& list : lists) {
         IntegerProduct rough = product_of(x, list->rough ? *list->rough : *itself, kIntegerColumns);
         rough.args.levels = rough.quantize.levels = list->levels;
+        rough.args.ends = rough.quantize.ends = list->ends;
         attempts.push_back({list, rough});
     }
     return attempts;
@@ -253,7 +269,8 @@ int64_t Device::promise_bytes(const std::vector<Attempt>& attempts, int64_t rows
     for (const auto& [list, rough] : attempts) {
         const int64_t records = rows * rough.args.groups * record_bytes(rough.args.bits, rough.args.levels);
         const int64_t found = Promises::bytes(rows, divide_up(rough.args.n, kIntegerColumns), pool_.size());
-        most = std::max(most, found + pool_.size() * sums_of_blocks(rows) * 4 + records);
+        const int64_t ordered = list->order.empty() ? 0 : rows * bytes_of_row(rough.quantize);
+        most = std::max(most, found + pool_.size() * sums_of_blocks(rows) * 4 + ordered + records);
     }
     return most;
 }
@@ -268,7 +285,17 @@ Shortlist* Device::promise(const std::vector<Attempt>& attempts, int64_t rows, c
     const int64_t blocks = divide_up(rough.args.n, kIntegerColumns), sums_size = sums_of_blocks(rows);
     found = Promises(memory, rows, blocks, pool_.size());
     auto* sums = reinterpret_cast<float*>(memory + Promises::bytes(rows, blocks, pool_.size()));
-    const IntegerKernels& kernels = quantize_rows(rough, rows, reinterpret_cast<char*>(sums + pool_.size() * sums_size));
+    char* records = reinterpret_cast<char*>(sums + pool_.size() * sums_size);
+    if (!list.order.empty()) {
+        QuantizeArgs& quantize = rough.quantize;
+        over_rows(rows, 2 * rows * quantize.groups * kGroup, [&](int64_t r0, int64_t r1) {
+            if (quantize.x_bf16) put_in_order<uint16_t>(quantize.x, list.order, r0, r1, records);
+            else put_in_order<float>(quantize.x, list.order, r0, r1, records);
+        });
+        quantize.x = records;
+        records += rows * bytes_of_row(quantize);
+    }
+    const IntegerKernels& kernels = quantize_rows(rough, rows, records);
     over_rows(rough.args.tiles, 2 * rows * rough.args.groups * kGroup,
               [&](int64_t t0, int64_t t1) { kernels.measure(rough.quantize, list.inverse_sizes.data(), found.lengths, found.changes, t0, t1); });
     if (fixed) {

@@ -7,8 +7,8 @@
 
 namespace octavo {
 
-// Elements below which waking another thread costs more than it brings. On Zen fewer were not measured.
-constexpr int64_t kParallelWork = 4096, kParallelWorkZen = 16384;
+// Elements below which waking another thread costs more than it brings. On Zen 5, where cores may share no cache, fewer were not measured.
+constexpr int64_t kParallelWork = 4096, kParallelWorkZen5 = 16384;
 
 constexpr int64_t kFewRows = 4;         // below, products of plain numbers take two blocks at once: memory is what they wait for
 
@@ -45,7 +45,7 @@ template <class Call> void Device::over_spans(int64_t count, const Call& call) {
 }
 
 template <class Call> void Device::over_rows(int64_t rows, int64_t work, const Call& call) {
-    const int64_t least = tuning_ == Tuning::common ? kParallelWork : kParallelWorkZen;
+    const int64_t least = tuning_ == Tuning::zen5 ? kParallelWorkZen5 : kParallelWork;
     const int64_t units = std::min({rows, int64_t{4} * pool_.size(), std::max<int64_t>(1, work / least)});
     over_spans(units, [&](int64_t unit, int) { call(rows * unit / units, rows * (unit + 1) / units); });
 }

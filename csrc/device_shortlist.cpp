@@ -1,6 +1,7 @@
 #include "shortlist.hpp"
 
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -12,10 +13,10 @@ namespace octavo {
 
 namespace {
 
-static_assert(kColumnBlock == kIntegerColumns);
 
 constexpr int64_t kMostInputs = 2048;  // with more, lengths tell less about products: too many blocks would be computed twice
 constexpr int64_t kLeastOutputs = 2048;
+static_assert(kColumnBlock == kIntegerColumns && kMostInputs / kGroup <= kGroupsWithSpans);
 constexpr int64_t kMostPause = 64;
 constexpr int64_t kRowsWithoutGain = 8; // of two levels: memory is what they wait for, and one level reads as much
 
@@ -36,8 +37,9 @@ float length_of(const float* numbers, const std::vector<float>& sizes) {
 // What sums of so many products lose by rounding, of the product of the lengths; and what comes with the bound itself.
 float rounding_of(int64_t inputs) { return static_cast<float>(inputs + 64) * 0x1p-23f; }
 
-// The roots of how large inputs are in a sixteenth of the blocks, relative to all. Any sizes are right that are not far from one.
-template <class Read> std::vector<float> sizes_of_inputs(int64_t rows, int64_t columns, const Read& read) {
+// The roots of how large products with inputs are in a sixteenth of the blocks, relative to all. Any sizes are right that are not
+// far from one.
+template <class Read> std::vector<float> sizes_of_inputs(int64_t rows, int64_t columns, const std::vector<float>& inputs, const Read& read) {
     constexpr int64_t kEvery = 16;
     constexpr double kMost = 16;
     std::vector<float> numbers(kColumnBlock * columns), sizes;
@@ -48,6 +50,9 @@ template <class Read> std::vector<float> sizes_of_inputs(int64_t rows, int64_t c
         for (int64_t row = 0; row < count; ++row) {
             for (int64_t i = 0; i < columns; ++i) squares[i] += static_cast<double>(numbers[row * columns + i]) * numbers[row * columns + i];
         }
+    }
+    if (!inputs.empty()) {
+        for (int64_t i = 0; i < columns; ++i) squares[i] *= static_cast<double>(inputs[i]) * inputs[i];
     }
     const double mean = std::accumulate(squares.begin(), squares.end(), 0.0) / static_cast<double>(columns);
     for (const double square : squares) {
@@ -67,16 +72,65 @@ float largest_step(const std::vector<float>& sizes) {
     return step;
 }
 
+// Inputs by their sizes.
+std::vector<int32_t> order_of(const std::vector<float>& sizes) {
+    std::vector<int32_t> order(sizes.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return sizes[a] < sizes[b]; });
+    return order;
+}
+
+template <class T> std::vector<T> in_order(const std::vector<T>& from, const std::vector<int32_t>& order) {
+    std::vector<T> to;
+    for (const int32_t i : order) to.push_back(from[i]);
+    return to;
+}
+
+// Spans of so many groups of inputs in their order. The largest inputs differ most, and whoever shares a scale with them loses most:
+// the last spans are one group, two, four and so on.
+SpanEnds spans_of_groups(int64_t groups) {
+    SpanEnds ends = 0;
+    for (int64_t left = groups, span = 1; left > 0; span = std::min(2 * span, kLongestSpan)) {
+        ends |= SpanEnds{1} << (left - 1);
+        left -= left <= kLongestSpan && left < 3 * span ? left : span;
+    }
+    return ends;
+}
+
 // The rows of one block of a matrix: as they are, as fewer bits make them, and what of that are minimums.
 struct BlockRows {
     explicit BlockRows(int64_t inputs)
         : exact(kColumnBlock * inputs), rough(exact.size()), low(exact.size()), bytes(exact.size()), scales(exact.size() / kGroup),
-          minimums(scales.size()) {}
+          minimums(scales.size()), largest(scales.size()) {}
 
-    std::vector<float> exact, rough, low;
+    std::vector<float> exact, rough, low, ordered;
     std::vector<uint8_t> bytes;
     std::vector<uint16_t> scales, minimums;
+    std::vector<float> largest; // of the span that a group is in
     std::vector<char> packed;
+
+    void put_in_order(const std::vector<int32_t>& order, int64_t count) {
+        const auto inputs = static_cast<int64_t>(order.size());
+        ordered.resize(exact.size());
+        for (int64_t row = 0; row < count; ++row) {
+            for (int64_t i = 0; i < inputs; ++i) ordered[row * inputs + i] = exact[row * inputs + order[i]];
+        }
+        exact.swap(ordered);
+    }
+    void find_largest(SpanEnds ends, int64_t count, int64_t groups) {
+        for (int64_t row = 0; row < count; ++row) {
+            float* of_row = largest.data() + row * groups;
+            for (int64_t first = 0, g = 0; g < groups; ++g) {
+                const float* group = exact.data() + (row * groups + g) * kGroup;
+                uint32_t most = 0; // bits of magnitudes compare like magnitudes
+                for (int i = 0; i < kGroup; ++i) most = std::max(most, std::bit_cast<uint32_t>(group[i]) & 0x7FFFFFFF);
+                of_row[first] = g == first ? std::bit_cast<float>(most) : std::max(of_row[first], std::bit_cast<float>(most));
+                if (!(ends >> g & 1)) continue;
+                std::fill(of_row + first, of_row + g + 1, of_row[first]);
+                first = g + 1;
+            }
+        }
+    }
 
     // A block of integers.
     void read(const IntegerKernels& kernels, const char* block, int64_t count, int64_t groups, int bits) {
@@ -96,6 +150,10 @@ struct BlockRows {
         return length_of(rough.data() + at, sizes) + (bits < 6 ? 2 * length_of(low.data() + at, sizes) : 0.0f);
     }
 };
+
+void check_inputs(const std::vector<float>& inputs, int64_t columns) {
+    check(inputs.empty() || static_cast<int64_t>(inputs.size()) == columns, "shortlist: inputs must have one size for each column");
+}
 
 // Whether there is nothing yet that a weight is worth.
 template <class Weight> bool wants_list(const Weight& w) {
@@ -130,8 +188,10 @@ void Device::add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits,
     const float rounding = rounding_of(k);
     add_list(weight, list, [&](BlockRows& own, int64_t first, int64_t count) {
         read(first, count, own.exact.data());
+        if (!list->order.empty()) own.put_in_order(list->order, count);
+        if (list->ends) own.find_largest(list->ends, count, groups);
         uint16_t* minimums = bits == 8 ? nullptr : own.minimums.data();
-        const QuantizeWeightsArgs quantize{own.exact.data(), own.bytes.data(), own.scales.data(), minimums, false, bits};
+        const QuantizeWeightsArgs quantize{own.exact.data(), own.bytes.data(), own.scales.data(), minimums, false, bits, list->ends ? own.largest.data() : nullptr};
         if (integer_->quantize_weights(quantize, 0, count * groups) != QuantizeProblem::none) return false;
         char* to = list->rough->memory.data() + first / kColumnBlock * groups * group_bytes(bits);
         pack_integer_blocks({bits, own.bytes.data(), own.scales.data(), minimums, count, groups}, false, to, 0, 1);
@@ -147,7 +207,8 @@ void Device::add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits,
     });
 }
 
-void Device::shortlist(PackedWeight& weight, int64_t most_bytes) {
+void Device::shortlist(PackedWeight& weight, int64_t most_bytes, const std::vector<float>& inputs) {
+    check_inputs(inputs, weight.columns);
     if (!wants_list(weight) || integer_weight_bytes(weight.rows, weight.columns / kGroup, 8) > most_bytes) return;
     const auto read = [&](int64_t first, int64_t count, float* to) {
         int32_t ids[kColumnBlock];
@@ -155,8 +216,12 @@ void Device::shortlist(PackedWeight& weight, int64_t most_bytes) {
         const EmbeddingArgs read{ids, weight.memory.data(), to, weight.rows, weight.columns, weight.bf16, weight.compact.get()};
         (weight.compact ? kernels_->embedding_compact : kernels_->embedding)(read, 0, count);
     };
-    const std::vector<float> sizes = sizes_of_inputs(weight.rows, weight.columns, read);
+    std::vector<float> sizes = sizes_of_inputs(weight.rows, weight.columns, inputs, read);
+    std::vector<int32_t> order = order_of(sizes);
+    sizes = in_order(sizes, order);
     auto list = std::make_shared<Shortlist>(weight.rows, sizes);
+    list->order = std::move(order);
+    list->ends = spans_of_groups(weight.columns / kGroup);
     // Tiles of more rows are as fast as bytes, and without vectors numbers are faster.
     if (kernels_->activation == Activation::bf16_padded || integer_ == integer_generic()) list->most_rows = kFewRows - 1;
     add_copy(weight, list, 8, false, sizes, read);
@@ -169,7 +234,8 @@ void Device::shortlist(PackedWeight& weight, int64_t most_bytes) {
     }
 }
 
-void Device::shortlist_integer(IntegerWeight& weight, int64_t most_bytes) {
+void Device::shortlist_integer(IntegerWeight& weight, int64_t most_bytes, const std::vector<float>& inputs) {
+    check_inputs(inputs, weight.columns);
     if (!wants_list(weight)) return;
     const int64_t k = weight.columns, groups = k / kGroup;
     const auto read = [&](int64_t first, int64_t count, float* to) {
@@ -180,7 +246,7 @@ void Device::shortlist_integer(IntegerWeight& weight, int64_t most_bytes) {
     const IntegerKernels& few = integer_->few ? *integer_->few() : *integer_;
     const bool copied = weight.bits == 8 && few.rows_at_memory > 0 && integer_weight_bytes(weight.rows, groups, 5) <= most_bytes;
     if (!copied && activation_levels_ == 1) return;
-    const std::vector<float> sizes = sizes_of_inputs(weight.rows, k, read);
+    const std::vector<float> sizes = sizes_of_inputs(weight.rows, k, inputs, read);
     if (copied) {
         auto list = std::make_shared<Shortlist>(weight.rows, sizes);
         list->levels = activation_levels_;

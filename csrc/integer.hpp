@@ -13,6 +13,9 @@
 // high ones, and 32 more at the end the low ones, none of which is -128. Records lie in the order in which a tile of rows reads
 // them: [tile][group][row of the tile].
 //
+// Where a product need not be that of certain numbers (shortlist.hpp), spans of several groups share a scale on both sides, with 8
+// bits and one level, so that dots become floats once for a span. A span's last record has the offset of all.
+//
 // All integer arithmetic is exact, floats are combined in one order by fused operations: the same bits with and without
 // dot product instructions, for any number of rows.
 #pragma once
@@ -28,6 +31,11 @@ namespace octavo {
 constexpr int kGroup = 32;          // inputs that share a scale
 constexpr int kLine = 64;           // bytes
 constexpr int kIntegerColumns = 32; // outputs of a block
+
+// The groups of a product in spans: bit g is set if g is the last one of its span. None set: each group is by itself.
+using SpanEnds = uint64_t;
+constexpr int64_t kGroupsWithSpans = 64; // at most
+constexpr int64_t kLongestSpan = 16;     // groups: their dots are exact as floats
 
 // From so many rows on, a tile of 16 rows is full; below, the dots that it computes in vain cost more than it saves.
 constexpr int kManyRows = 16;
@@ -69,6 +77,7 @@ struct IntegerLinearArgs {
     Reading reading{}; // of this thread
     Pieces* pieces = nullptr;
     Tuning tuning = Tuning::common;
+    SpanEnds ends = 0;
 };
 
 struct QuantizeArgs {
@@ -78,6 +87,7 @@ struct QuantizeArgs {
     bool x_bf16;
     int bits; // of the weights
     int levels;
+    SpanEnds ends = 0;
 };
 
 struct IntegerEmbeddingArgs {
@@ -96,6 +106,7 @@ struct QuantizeWeightsArgs {
     uint16_t* minimums; // null with 8 bits
     bool x_bf16;
     int bits; // 4, 5 or 8
+    const float* largest = nullptr; // with 8 bits: null, or of each group the magnitude that its largest value stands for
 };
 
 enum class QuantizeProblem { none, not_finite, too_large };
@@ -111,7 +122,7 @@ struct IntegerKernels {
     // At most so many rows of one level, of two one less, meet 5 bits of weights sooner than 8: memory is what they wait for.
     int64_t rows_at_memory;
 
-    int64_t (*tiles)(int64_t rows, int bits, int levels); // that so many rows are cut into, as equal as possible
+    int64_t (*tiles)(int64_t rows, int bits, int levels, bool spans); // that so many rows are cut into, as equal as possible
     void (*linear)(const IntegerLinearArgs&, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1);
     void (*quantize)(const QuantizeArgs&, int64_t tile0, int64_t tile1);
     // Of quantized rows, their numbers times `times`: their lengths, and those of what quantizing has changed; no less than they are.

@@ -46,11 +46,13 @@ template <bool kBf16> inline uint32_t largest_of_group(const void* x, int64_t at
     return dlargest(values);
 }
 
+inline bool ends_span(SpanEnds ends, int64_t group) { return !ends || ends >> group & 1; }
+
 // Up to kGroupsAtOnce groups, from element `at` on. The definition is in octavo/backends/base.py, at linear. A group's scale and
 // then its numbers are one long chain; a processor cannot look far enough ahead to overlap many, so all scales come first.
 template <bool kBf16, int kLevels>
 inline void quantize_groups_at(const QuantizeArgs& a, int64_t at, int64_t groups, char* record, int64_t stride) {
-    static_assert(kGroupsAtOnce % W == 0);
+    static_assert(kGroupsAtOnce % W == 0 && kGroupsAtOnce >= kGroupsWithSpans);
     const int64_t low = record_bytes(a.bits, 1);
     const Vec most = vset(largest_value(kLevels)), infinity = vset(__builtin_inff());
     uint32_t largest[kGroupsAtOnce];
@@ -61,6 +63,13 @@ inline void quantize_groups_at(const QuantizeArgs& a, int64_t at, int64_t groups
         largest[g] = largest_of_group<kBf16>(a.x, at + g * kGroup);
     }
     for (int64_t g = groups; g % W != 0; ++g) largest[g] = 0;
+    if (a.ends) {
+        for (int64_t first = 0, g = 0; g < groups; ++g) {
+            largest[first] = largest[g] > largest[first] ? largest[g] : largest[first];
+            if (!ends_span(a.ends, g)) continue;
+            for (const uint32_t most = largest[first]; first <= g; ++first) largest[first] = most;
+        }
+    }
     for (int64_t g = 0; g < groups; g += W) {
         Vec magnitude;
         __builtin_memcpy(&magnitude, largest + g, sizeof magnitude);
@@ -71,6 +80,7 @@ inline void quantize_groups_at(const QuantizeArgs& a, int64_t at, int64_t groups
         vstore(inverse + g, vselect_ge(magnitude, infinity, vzero(), inverses));
         vstore(scale + g, vselect_ge(vset(3.4028235e38f), magnitude, scales, vset(__builtin_nanf(""))));
     }
+    int32_t before = 0; // sums of the groups of this span
     for (int64_t g = 0; g < groups; ++g, record += stride) {
         HalfSums sums{0, 0};
         if (inverse[g] == 0.0f) {
@@ -85,10 +95,12 @@ inline void quantize_groups_at(const QuantizeArgs& a, int64_t at, int64_t groups
         }
         __builtin_memcpy(record + kGroup, &scale[g], sizeof(float));
         const float scaled = scale[g] * static_cast<float>(sums.first + sums.second);
-        const int32_t all = -128 * (sums.first + sums.second) + bias_of(8, kLevels), halves[2] = {-32 * sums.first, -32 * sums.second};
+        before += sums.first + sums.second;
+        const int32_t all = -128 * before + (a.ends ? 0 : bias_of(8, kLevels)), halves[2] = {-32 * sums.first, -32 * sums.second};
         if (a.bits < 6) __builtin_memcpy(record + kGroup + 4, &scaled, sizeof scaled);
         else if (a.bits == 6) __builtin_memcpy(record + kGroup + 4, halves, sizeof halves);
         else __builtin_memcpy(record + kGroup + 4, &all, sizeof all);
+        if (ends_span(a.ends, g)) before = 0;
     }
 }
 
@@ -483,6 +495,44 @@ inline __attribute__((always_inline)) void accumulate_group(Acc& acc, const char
     }
 }
 
+template <int R, int V> inline __attribute__((always_inline)) void clear_dots(Dots (&dots)[R][V]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) dots[r][v] = dzero();
+    }
+}
+
+// The dots of a group of a span are added to others. kInOrder: in the order of memory, as in accumulate_group, and to what does not wait
+// for the group before.
+template <int kStride, bool kInOrder, int R, int V>
+inline __attribute__((always_inline)) void dot_span(Dots (&dots)[R][V], const char* x, const char* w) {
+    if constexpr (!kInOrder) return dot_bytes8<kStride, 0>(dots, x, w);
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) {
+        Dots own[R][1];
+        clear_dots(own);
+        dot_bytes8<kStride, 0>(own, x, w + place_of_column(8, v * W));
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) dots[r][v] = dadd(dots[r][v], own[r][0]);
+    }
+}
+
+// Adds a span's products, whose dots are of 8 bits without a bias, `x` and `scales` being those of its last group.
+template <int R, int V, class Acc>
+inline __attribute__((always_inline)) void accumulate_span(Acc& acc, const Dots (&dots)[R][V], const char* x, const char* scales) {
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) {
+        const Vec scale = vload_half(scales + v * W * 2);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const char* record = x + r * record_bytes(8, 1);
+            const Dots all = kShifted ? dadd(dots[r][v], dset(offset_of_all(record))) : dots[r][v];
+            acc.put(r, v, vfma(vmul(dfloat(all), scale), vset(scale_at(record)), acc.get(r, v)));
+        }
+    }
+}
+
 // A tile's pass over the groups [group0, group1) of a block. What the groups before them gave is in `sums`, [row][output of the
 // block], and so is what these add; if they are the last, the result goes out. At each group the pass prefetches
 // `fetch_bytes` from `fetch` on, where `far` says so only into the second-level cache, or where `fronts` says so by them, and
@@ -502,7 +552,10 @@ constexpr int passes_of(int64_t rows) { return kIntegerColumns / (vecs_of(rows) 
 
 constexpr int kLeastOnFronts = 4; // rows; fewer are read as fast as memory is without
 
-template <int R, int kBits, int kLevels, bool kUnpacked>
+enum class Spans { none, shared, alone }; // if any, whether other tiles meet the same weights
+constexpr int kRowsInOrder = W == 16 ? 6 : 1; // at most; a line of weights is one vector, or two
+
+template <int R, int kBits, int kLevels, bool kUnpacked, Spans kSpans = Spans::none>
 __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
     constexpr int V = vecs_of(R), kPasses = passes_of(R), kStep = R * record_bytes(kBits, kLevels);
     constexpr int64_t kBytes = group_bytes(kBits);
@@ -518,6 +571,8 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
         Fronts fronts;
         if (on_fronts) fronts = Fronts(w, a.reading);
         Sums<R, V> acc;
+        Dots dots[R][V];
+        if constexpr (kSpans != Spans::none) clear_dots(dots);
         acc.begin(pass.sums + column, first);
         for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
             if (on_fronts) {
@@ -533,7 +588,15 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
             }
             for (later_end += later_bytes; later < later_end; later += kLine) __builtin_prefetch(later, 0, 2);
             const char* group = kUnpacked ? lines : w;
-            accumulate_group<R, V, kBits, kLevels, kUnpacked>(acc, x, group + at, group + scales);
+            if constexpr (kSpans != Spans::none) {
+                dot_span<kStep / R, kSpans == Spans::alone && R <= kRowsInOrder>(dots, x, w + at);
+                if (ends_span(a.ends, g)) {
+                    accumulate_span(acc, dots, x, w + scales);
+                    clear_dots(dots);
+                }
+            } else {
+                accumulate_group<R, V, kBits, kLevels, kUnpacked>(acc, x, group + at, group + scales);
+            }
             if (kUnpacked) lines += kGroupUnpacked;
         }
         if (last) {
@@ -550,8 +613,8 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
 // memory.
 constexpr int64_t rows_alone(int bits, int levels) { return bits == 8 && levels == 1 ? kRowsAloneEight : kRowsAlone; }
 
-int64_t tiles_of(int64_t rows, int bits, int levels) {
-    return rows <= rows_alone(bits, levels) ? 1 : (rows + kIntegerRows - 1) / kIntegerRows;
+int64_t tiles_of(int64_t rows, int bits, int levels, bool spans) {
+    return rows <= (spans ? kRowsAlone : rows_alone(bits, levels)) ? 1 : (rows + kIntegerRows - 1) / kIntegerRows;
 }
 
 typedef void (*IntegerTile)(const IntegerLinearArgs&, const TilePass&);
@@ -559,10 +622,13 @@ typedef void (*IntegerTile)(const IntegerLinearArgs&, const TilePass&);
 struct IntegerTiles {
     IntegerTile of[2][4][kRowsAlone + 1]{}; // [levels less one][index of the bits][rows]
     IntegerTile unpacked[2][2][kIntegerRows + 1]{}; // of 4 and 6 bits
+    IntegerTile shared[kIntegerRows + 1]{}, alone[kRowsAlone + 1]{}; // of spans
     template <int kBits, int R> constexpr void fill() {
         if constexpr (R > 0) {
             if constexpr (R <= rows_alone(kBits, 1)) of[0][index_of_bits(kBits)][R] = integer_tile<R, kBits, 1, false>;
             of[1][index_of_bits(kBits)][R] = integer_tile<R, kBits, 2, false>;
+            if constexpr (kBits == 8) alone[R] = integer_tile<R, 8, 1, false, Spans::alone>;
+            if constexpr (kBits == 8 && R <= kIntegerRows) shared[R] = integer_tile<R, 8, 1, false, Spans::shared>;
             if constexpr ((kBits == 4 || kBits == 6) && R >= kIntegerRows / 2 && R <= kIntegerRows) { // of two tiles or more each has half of them at least
                 unpacked[0][kBits == 6][R] = integer_tile<R, kBits, 1, true>;
                 unpacked[1][kBits == 6][R] = integer_tile<R, kBits, 2, true>;
@@ -634,14 +700,16 @@ void multiply_block(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1, in
     const bool four = a.bits == 4 && a.tuning == Tuning::common && tiles >= kTilesToUnpack;
     const bool unpacked = four || (a.bits == 6 && tiles * a.levels >= kTilesToUnpack);
     const IntegerTile* kernels = unpacked ? kIntegerTiles.unpacked[a.levels - 1][a.bits == 6] : kIntegerTiles.of[a.levels - 1][index_of_bits(a.bits)];
+    if (a.ends) kernels = tiles == 1 ? kIntegerTiles.alone : kIntegerTiles.shared;
     const int64_t largest = unpacked ? kChunkOfUnpacked / kGroupUnpacked : (tiles > kFewTiles ? kChunkOfMany : kChunkOfFew) / bytes;
     const bool streams = tiles == 1 && passes_of(a.rows) == 1;
-    const int64_t chunks = streams ? 1 : (a.groups + largest - 1) / largest;
+    // The second level is as good for spans, whose dots are all that there is to do; what would be done between chunks is not little.
+    const int64_t chunks = streams || a.ends ? 1 : (a.groups + largest - 1) / largest;
     const char *start = a.weight + block * a.groups * bytes, *end = a.reading.end, *after = a.reading.after;
     TilePass pass{};
     pass.block = block;
     pass.fetch_bytes = (bytes + tiles - 1) / tiles;
-    pass.far = streams && a.tuning != Tuning::zen5;
+    pass.far = streams ? a.tuning != Tuning::zen5 : a.ends != 0;
     pass.fronts = streams && a.tuning == Tuning::common;
     pass.lines = lines;
     pass.fetch_after = after;

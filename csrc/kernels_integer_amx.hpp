@@ -229,7 +229,7 @@ void linear_integer_amx(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1
 
 constexpr IntegerKernels integer_amx_table(const char* name, const IntegerKernels* (*few)()) {
     IntegerKernels table = integer_table(name);
-    table.tiles = [](int64_t rows, int, int) { return (rows + kTileRows - 1) / kTileRows; };
+    table.tiles = [](int64_t rows, int, int, bool) { return (rows + kTileRows - 1) / kTileRows; };
     table.linear = linear_integer_amx;
     table.few = few;
     return table;

@@ -78,22 +78,30 @@ void best_of_block(const BestArgs& a) {
     }
 }
 
-// Few blocks promise a row anything: the best of so many columns that came before is seldom reached.
-void promise_of_block(const PromiseArgs& given) {
-    const PromiseArgs a = given; // no store changes it
+// Few blocks promise a row anything: the best of so many columns that came before is seldom reached. kWhole: of kColumnBlock columns,
+// all of them allowed.
+template <bool kWhole> inline __attribute__((always_inline)) void promise_of_rows(const PromiseArgs& a) {
+    constexpr int V = kColumnBlock / W;
     const Vec least = vset(-__FLT_MAX__), impossible = vset(-__builtin_inff());
+    Vec per_input[V], per_error[V];
+    for (int v = 0; v < V; ++v) {
+        per_input[v] = vload(a.per_input + a.first_column + v * W);
+        per_error[v] = vload(a.per_error + a.first_column + v * W);
+    }
     for (int64_t r = 0; r < a.rows; ++r) {
         const float* x = a.sums + r * a.stride;
         const Vec length = vset(a.lengths[r]), change = vset(a.changes[r]);
         Vec top = impossible, sure = impossible;
-        for (int64_t i = 0; i < a.columns; i += W) {
-            const int64_t n = a.first_column + i;
-            Vec v = vload_part(x + i, min64(W, a.columns - i));
-            if (i + W > a.columns) v = vkeep(v, 0, static_cast<int>(a.columns - i), impossible);
-            if (a.allowed) v = vselect_bits(a.allowed + r * a.allowed_stride, n, v, impossible);
-            const Vec off = vfma(length, vload(a.per_input + n), vmul(change, vload(a.per_error + n)));
-            top = vmax(top, vadd(v, off));
-            sure = vmax(sure, vsub(v, off));
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            Vec sum = vload(x + v * W);
+            if (!kWhole) {
+                sum = vkeep(sum, 0, static_cast<int>(a.columns - v * W), impossible);
+                if (a.allowed) sum = vselect_bits(a.allowed + r * a.allowed_stride, a.first_column + v * W, sum, impossible);
+            }
+            const Vec off = vfma(length, per_input[v], vmul(change, per_error[v]));
+            top = vmax(top, vadd(sum, off));
+            sure = vmax(sure, vsub(sum, off));
         }
         float& promised = a.tops[r * a.tops_stride];
         promised = -__builtin_inff();
@@ -102,6 +110,12 @@ void promise_of_block(const PromiseArgs& given) {
         const float least_of_all = vmax_of(sure);
         a.floors[r] = least_of_all > a.floors[r] ? least_of_all : a.floors[r];
     }
+}
+
+void promise_of_block(const PromiseArgs& given) {
+    const PromiseArgs a = given; // no store changes it
+    if (a.columns == kColumnBlock && !a.allowed) promise_of_rows<true>(a);
+    else promise_of_rows<false>(a);
 }
 
 void shares(const float* x, int64_t n, float max, float inverse_temperature, float* out, double* sums) {

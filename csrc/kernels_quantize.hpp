@@ -171,6 +171,7 @@ inline void quantize_five(const Vec (&x)[kGroup], const QuantizeWeightsArgs& a, 
 inline void quantize_eight(const Vec (&x)[kGroup], const QuantizeWeightsArgs& a, int64_t group, int64_t count, Vec& reach) {
     Vec largest = vzero(), quants[kGroup];
     for (int i = 0; i < kGroup; ++i) largest = vmax(largest, magnitude_of(x[i]));
+    if (a.largest) largest = vload_part(a.largest + group, count);
     const Vec scale = scale_as_stored(vdiv(largest, vset(127.0f))), inverse = inverse_of(scale);
     reach = vmax(scale, reach);
     for (int i = 0; i < kGroup; ++i) {

@@ -29,8 +29,10 @@ struct Shortlist {
     }
 
     std::unique_ptr<IntegerWeight> rough;    // null: the weight itself
+    std::vector<int32_t> order;              // of inputs in the rough product; empty: as they come
+    SpanEnds ends = 0;                       // there
     int levels = 1;                          // of activations in the rough product
-    std::vector<float> inverse_sizes;        // of inputs
+    std::vector<float> inverse_sizes;        // of inputs in their order
     float largest_inverse_size = 0;
     std::vector<float> per_input, per_error; // as PromiseArgs has them
     // With fewer rows, or more, the exact product is as fast.

@@ -193,9 +193,9 @@ class Device:
         column: int = 0,
     ) -> np.ndarray:
         """``into``: a result whose columns from ``column`` on this one becomes; a residual has its shape."""
-    def shortlist(self, weight: PackedWeight | IntegerWeight, *, most_bytes: int) -> None:
+    def shortlist(self, weight: PackedWeight | IntegerWeight, *, most_bytes: int, inputs: list[float]) -> None:
         """Makes what lets ``linear_argmax`` of a weight be faster, where it does. A packed weight is copied, to at most so many
-        bytes; an integer one needs no copy."""
+        bytes; an integer one needs no copy. ``inputs``: how large each is beside the others; empty where nobody knows."""
 
     def linear_argmax(
         self, x: np.ndarray, weight: PackedWeight | IntegerWeight, allowed: np.ndarray | None = None

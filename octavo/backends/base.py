@@ -256,8 +256,9 @@ class Backend(Protocol):
         ``gated_linear`` alone."""
         ...
 
-    def shortlist(self, weight: Weight) -> None:
-        """Make ready what lets ``linear_argmax`` of this weight be faster, if anything does. Its results are the same."""
+    def shortlist(self, weight: Weight, inputs: Array | None = None) -> None:
+        """Make ready what lets ``linear_argmax`` of this weight be faster, if anything does. Its results are the same.
+        ``inputs``, float32[columns]: how large each column of x is beside the others, as far as that is known."""
         ...
 
     def tensor(self, array: np.ndarray) -> Array:

@@ -2,6 +2,7 @@
 
 from octavo.backends.base import Array, Weight
 from octavo.layers.loader import Loader
+from octavo.layers.norm import RMSNorm
 
 
 class Embedding:
@@ -17,15 +18,18 @@ class Embedding:
 
 
 class LMHead:
-    """Hidden states -> logits. ``tied`` is the embedding whose matrix is used again; None: the head has its own."""
+    """Hidden states, as ``norm`` leaves them, -> logits. ``tied`` is the embedding whose matrix is used again; None: the head has
+    its own."""
 
-    def __init__(self, loader: Loader, name: str, *, vocab_size: int, hidden_size: int, tied: Embedding | None) -> None:
+    def __init__(
+        self, loader: Loader, name: str, *, vocab_size: int, hidden_size: int, tied: Embedding | None, norm: RMSNorm
+    ) -> None:
         self._ops = loader.backend.ops
         if tied is not None:
             self._weight = tied.weight
         else:
             self._weight = loader.matrix([f"{name}.weight"], rows=[vocab_size], columns=hidden_size, vocabulary=True)
-        loader.backend.shortlist(self._weight)
+        loader.backend.shortlist(self._weight, norm.weight)
 
     def __call__(self, x: Array) -> Array:
         """act[R, hidden_size] -> float32[R, vocab_size]"""

@@ -9,12 +9,12 @@ class RMSNorm:
 
     def __init__(self, loader: Loader, name: str, *, size: int, eps: float) -> None:
         self._ops = loader.backend.ops
-        self._weight = loader.vector([f"{name}.weight"], sizes=[size])
+        self.weight = loader.vector([f"{name}.weight"], sizes=[size])
         self._eps = eps
 
     def __call__(self, x: Array) -> Array:
         """float32[T, size] -> act[T, size]"""
-        return self._ops.rms_norm(x, self._weight, eps=self._eps)
+        return self._ops.rms_norm(x, self.weight, eps=self._eps)
 
 
 class HeadNorm:

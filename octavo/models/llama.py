@@ -57,6 +57,7 @@ class LlamaModel:
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             tied=self._embedding if config.tie_word_embeddings else None,
+            norm=self._norm,
         )
         progress(1.0)
 

@@ -18,9 +18,9 @@ SEEDS = st.integers(0, 2**32 - 1)
 COLUMNS = st.sampled_from([2048, 2060, 2111])
 
 
-def listed(backend: CpuBackend, layout: Any) -> Any:
+def listed(backend: CpuBackend, layout: Any, inputs: np.ndarray | None = None) -> Any:
     weight = backend.weight(layout)
-    backend.shortlist(weight)
+    backend.shortlist(weight, inputs)
     return weight
 
 
@@ -58,6 +58,32 @@ def test_the_largest_of_plain_numbers(isa: str, dtype: str, kind: str, seed: int
         weight = listed(backend, Dense(act(matrix, dtype)))
         assert [each.num_bytes > 0 for each in weight.shortlists] == [True]
         assert_same(backend, act(x, dtype), weight, some_allowed(seed, m, n))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("columns", [32, 96, 544, 576, 2048])
+def test_inputs_that_are_larger_than_others(isa: str, dtype: str, columns: int) -> None:
+    """Inputs share scales by how large they are: where that is known, few columns are left to be computed."""
+    sizes = np.exp(1.5 * normal(3, columns))
+    x, matrix = normal(1, 40, columns) * sizes, normal(2, 2060, columns)
+    matrix[np.arange(40) * 50] += 10 * x / np.linalg.norm(x, axis=1, keepdims=True)  # else nothing much tells which is the largest
+    backend = device(isa, dtype)
+    weight = listed(backend, Dense(act(matrix, dtype)), sizes.astype(np.float32))
+    (shortlist,) = weight.shortlists
+    tried = [rows for rows in (1, 2, 6, 7, 12, 13, 40) if shortlist.takes(rows)]
+    for rows in tried:
+        assert_same(backend, act(x[:rows], dtype), weight, some_allowed(4, rows, 2060))
+    assert (shortlist.settled, shortlist.given_up) == (2 * len(tried), 0)
+
+
+@pytest.mark.parametrize("inputs", [np.zeros(64), np.full(64, np.nan), np.full(64, np.inf), np.geomspace(1e-30, 1e30, 64)])
+def test_inputs_of_which_nothing_useful_is_known(inputs: np.ndarray) -> None:
+    backend, matrix, x = device("auto", "bfloat16"), normal(1, 2048, 64).astype(BF16), normal(2, 9, 64).astype(BF16)
+    for layout in (Dense(matrix), quantize(matrix.astype(np.float32), 8)):
+        assert_same(backend, x, listed(backend, layout, inputs.astype(np.float32)), some_allowed(3, 9, 2048))
+    with pytest.raises(ValueError, match="one size for each column"):
+        listed(backend, Dense(matrix), inputs[1:])
 
 
 def _in_bits(bits: int, matrix: np.ndarray) -> Int4Group | Int5Group | Int6Group | Int8Group:

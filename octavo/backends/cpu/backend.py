@@ -114,9 +114,10 @@ class CpuBackend:
         minimums = None if layout.minimums is None else np.ascontiguousarray(layout.minimums).view(np.uint16)
         return self._device.pack_integer(layout.bits, values, scales, minimums, gated=fused)
 
-    def shortlist(self, weight: "_native.PackedWeight | _native.IntegerWeight") -> None:
+    def shortlist(self, weight: "_native.PackedWeight | _native.IntegerWeight", inputs: np.ndarray | None = None) -> None:
         """Keeps a matrix in fewer bits too, where that is worth it and memory is not short."""
-        self._device.shortlist(weight, most_bytes=self.available_memory() // _SPARE_TIMES)
+        sizes = [] if inputs is None else np.abs(inputs).tolist()
+        self._device.shortlist(weight, most_bytes=self.available_memory() // _SPARE_TIMES, inputs=sizes)
 
     def tensor(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array, np.int32 if array.dtype.kind in "iu" else np.float32)

@@ -61,7 +61,7 @@ class ReferenceBackend:
         rounded: np.ndarray = layout.dequantize().astype(DTYPES[self.compute_dtype]).astype(np.float32)
         return rounded
 
-    def shortlist(self, weight: Any) -> None:
+    def shortlist(self, weight: Any, inputs: np.ndarray | None = None) -> None:
         """Nothing: all columns are computed."""
 
     def tensor(self, array: np.ndarray) -> np.ndarray:
