@@ -18,8 +18,8 @@ class Embedding:
 
 
 class LMHead:
-    """Hidden states, as ``norm`` leaves them, -> logits. ``tied`` is the embedding whose matrix is used again; None: the head has
-    its own."""
+    """Hidden states, as ``norm`` leaves them, -> logits. ``tied`` is the embedding whose matrix is used again; None: the head
+    has its own."""
 
     def __init__(
         self, loader: Loader, name: str, *, vocab_size: int, hidden_size: int, tied: Embedding | None, norm: RMSNorm

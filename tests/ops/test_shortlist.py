@@ -67,7 +67,7 @@ def test_inputs_that_are_larger_than_others(isa: str, dtype: str, columns: int) 
     """Inputs share scales by how large they are: where that is known, few columns are left to be computed."""
     sizes = np.exp(1.5 * normal(3, columns))
     x, matrix = normal(1, 40, columns) * sizes, normal(2, 2060, columns)
-    matrix[np.arange(40) * 50] += 10 * x / np.linalg.norm(x, axis=1, keepdims=True)  # else nothing much tells which is the largest
+    matrix[np.arange(40) * 50] += 10 * x / np.linalg.norm(x, axis=1, keepdims=True)  # else little tells which is the largest
     backend = device(isa, dtype)
     weight = listed(backend, Dense(act(matrix, dtype)), sizes.astype(np.float32))
     (shortlist,) = weight.shortlists
