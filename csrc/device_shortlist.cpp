@@ -13,12 +13,11 @@ namespace octavo {
 
 namespace {
 
-
 constexpr int64_t kMostInputs = 2048;  // with more, lengths tell less about products: too many blocks would be computed twice
 constexpr int64_t kLeastOutputs = 2048;
-static_assert(kColumnBlock == kIntegerColumns && kMostInputs / kGroup <= kGroupsWithSpans);
 constexpr int64_t kMostPause = 64;
 constexpr int64_t kRowsWithoutGain = 8; // of two levels: memory is what they wait for, and one level reads as much
+static_assert(kColumnBlock == kIntegerColumns && kMostInputs / kGroup <= kGroupsWithSpans);
 
 // Of numbers times sizes.
 float length_of(const float* numbers, const std::vector<float>& sizes) {
@@ -78,12 +77,6 @@ std::vector<int32_t> order_of(const std::vector<float>& sizes) {
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return sizes[a] < sizes[b]; });
     return order;
-}
-
-template <class T> std::vector<T> in_order(const std::vector<T>& from, const std::vector<int32_t>& order) {
-    std::vector<T> to;
-    for (const int32_t i : order) to.push_back(from[i]);
-    return to;
 }
 
 // Spans of so many groups of inputs in their order. The largest inputs differ most, and whoever shares a scale with them loses most:
@@ -191,7 +184,8 @@ void Device::add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits,
         if (!list->order.empty()) own.put_in_order(list->order, count);
         if (list->ends) own.find_largest(list->ends, count, groups);
         uint16_t* minimums = bits == 8 ? nullptr : own.minimums.data();
-        const QuantizeWeightsArgs quantize{own.exact.data(), own.bytes.data(), own.scales.data(), minimums, false, bits, list->ends ? own.largest.data() : nullptr};
+        const float* largest = list->ends ? own.largest.data() : nullptr;
+        const QuantizeWeightsArgs quantize{own.exact.data(), own.bytes.data(), own.scales.data(), minimums, false, bits, largest};
         if (integer_->quantize_weights(quantize, 0, count * groups) != QuantizeProblem::none) return false;
         char* to = list->rough->memory.data() + first / kColumnBlock * groups * group_bytes(bits);
         pack_integer_blocks({bits, own.bytes.data(), own.scales.data(), minimums, count, groups}, false, to, 0, 1);
@@ -218,7 +212,7 @@ void Device::shortlist(PackedWeight& weight, int64_t most_bytes, const std::vect
     };
     std::vector<float> sizes = sizes_of_inputs(weight.rows, weight.columns, inputs, read);
     std::vector<int32_t> order = order_of(sizes);
-    sizes = in_order(sizes, order);
+    std::sort(sizes.begin(), sizes.end()); // as theirs is
     auto list = std::make_shared<Shortlist>(weight.rows, sizes);
     list->order = std::move(order);
     list->ends = spans_of_groups(weight.columns / kGroup);
