@@ -37,8 +37,13 @@ IntegerCut cut_integer(const IntegerLinearArgs& a, int threads, int64_t together
     const auto worthwhile = static_cast<int64_t>(block_ns * static_cast<double>(blocks) / kUnitNanoseconds);
     const int64_t wanted = std::clamp<int64_t>(worthwhile / threads, 1, kUnitsPerThread) * threads;
     const int64_t largest = a.rows > 16 ? std::max<int64_t>(1, kPanelBytes / block_bytes) : blocks;
-    const int64_t panel = std::clamp<int64_t>(divide_up(blocks * row_chunks, wanted), 1, largest);
-    return {blocks, a.tiles, divide_up(panel, together) * together, row_chunks};
+    int64_t panel = divide_up(std::clamp<int64_t>(divide_up(blocks * row_chunks, wanted), 1, largest), together) * together;
+    // Or a shorter one with which threads end together.
+    const auto most_of_a_thread = [&](int64_t size) { return divide_up(divide_up(blocks, size) * row_chunks, threads) * size; };
+    for (int64_t size = panel - together, least = panel / 2; size >= std::max<int64_t>(least, 1); size -= together) {
+        if (most_of_a_thread(size) < most_of_a_thread(panel)) panel = size;
+    }
+    return {blocks, a.tiles, panel, row_chunks};
 }
 
 struct IntegerUnit {
