@@ -40,7 +40,8 @@ IntegerCut cut_integer(const IntegerLinearArgs& a, int threads, int64_t together
     int64_t panel = divide_up(std::clamp<int64_t>(divide_up(blocks * row_chunks, wanted), 1, largest), together) * together;
     // Or a shorter one with which threads end together.
     const auto most_of_a_thread = [&](int64_t size) { return divide_up(divide_up(blocks, size) * row_chunks, threads) * size; };
-    for (int64_t size = panel - together, least = panel / 2; size >= std::max<int64_t>(least, 1); size -= together) {
+    const int64_t least = std::max<int64_t>(panel / 2, 1);
+    for (int64_t size = panel - together; size >= least && most_of_a_thread(panel) * threads > blocks * row_chunks; size -= together) {
         if (most_of_a_thread(size) < most_of_a_thread(panel)) panel = size;
     }
     return {blocks, a.tiles, panel, row_chunks};
@@ -238,15 +239,6 @@ namespace {
 
 int64_t bytes_of_row(const QuantizeArgs& a) { return a.groups * kGroup * (a.x_bf16 ? 2 : 4); }
 
-template <class T> void put_in_order(const void* from, const std::vector<int32_t>& order, int64_t row0, int64_t row1, void* to) {
-    const auto columns = static_cast<int64_t>(order.size());
-    for (int64_t row = row0; row < row1; ++row) {
-        const T* own = static_cast<const T*>(from) + row * columns;
-        T* ordered = static_cast<T*>(to) + row * columns;
-        for (int64_t i = 0; i < columns; ++i) ordered[i] = own[order[i]];
-    }
-}
-
 } // namespace
 
 int64_t Device::sums_of_blocks(int64_t rows) const { return std::min(rows, 2 * kRowsOfUnit) * kIntegerColumns; }
@@ -274,7 +266,7 @@ int64_t Device::promise_bytes(const std::vector<Attempt>& attempts, int64_t rows
     for (const auto& [list, rough] : attempts) {
         const int64_t records = rows * rough.args.groups * record_bytes(rough.args.bits, rough.args.levels);
         const int64_t found = Promises::bytes(rows, divide_up(rough.args.n, kIntegerColumns), pool_.size());
-        const int64_t ordered = list->order.empty() ? 0 : rows * bytes_of_row(rough.quantize);
+        const int64_t ordered = list->ends ? rows * bytes_of_row(rough.quantize) : 0;
         most = std::max(most, found + pool_.size() * sums_of_blocks(rows) * 4 + ordered + records);
     }
     return most;
@@ -291,12 +283,14 @@ Shortlist* Device::promise(const std::vector<Attempt>& attempts, int64_t rows, c
     found = Promises(memory, rows, blocks, pool_.size());
     auto* sums = reinterpret_cast<float*>(memory + Promises::bytes(rows, blocks, pool_.size()));
     char* records = reinterpret_cast<char*>(sums + pool_.size() * sums_size);
-    if (!list.order.empty()) {
+    if (list.ends) {
         QuantizeArgs& quantize = rough.quantize;
-        over_rows(rows, 2 * rows * quantize.groups * kGroup, [&](int64_t r0, int64_t r1) {
-            if (quantize.x_bf16) put_in_order<uint16_t>(quantize.x, list.order, r0, r1, records);
-            else put_in_order<float>(quantize.x, list.order, r0, r1, records);
-        });
+        const auto put = [&]<class T>(const T* from) {
+            over_rows(rows, 2 * rows * quantize.groups * kGroup,
+                      [&](int64_t r0, int64_t r1) { put_in_order(from, list.order, r0, r1, reinterpret_cast<T*>(records)); });
+        };
+        if (quantize.x_bf16) put(static_cast<const uint16_t*>(quantize.x));
+        else put(static_cast<const float*>(quantize.x));
         quantize.x = records;
         records += rows * bytes_of_row(quantize);
     }

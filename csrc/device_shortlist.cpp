@@ -102,27 +102,17 @@ struct BlockRows {
     std::vector<float> largest; // of the span that a group is in
     std::vector<char> packed;
 
-    void put_in_order(const std::vector<int32_t>& order, int64_t count) {
-        const auto inputs = static_cast<int64_t>(order.size());
+    // In the order of the list, and the largest of its spans.
+    void put_in_spans(const Shortlist& list, int64_t count, int64_t groups) {
         ordered.resize(exact.size());
-        for (int64_t row = 0; row < count; ++row) {
-            for (int64_t i = 0; i < inputs; ++i) ordered[row * inputs + i] = exact[row * inputs + order[i]];
-        }
+        put_in_order(exact.data(), list.order, 0, count, ordered.data());
         exact.swap(ordered);
-    }
-    void find_largest(SpanEnds ends, int64_t count, int64_t groups) {
-        for (int64_t row = 0; row < count; ++row) {
-            float* of_row = largest.data() + row * groups;
-            for (int64_t first = 0, g = 0; g < groups; ++g) {
-                const float* group = exact.data() + (row * groups + g) * kGroup;
-                uint32_t most = 0; // bits of magnitudes compare like magnitudes
-                for (int i = 0; i < kGroup; ++i) most = std::max(most, std::bit_cast<uint32_t>(group[i]) & 0x7FFFFFFF);
-                of_row[first] = g == first ? std::bit_cast<float>(most) : std::max(of_row[first], std::bit_cast<float>(most));
-                if (!(ends >> g & 1)) continue;
-                std::fill(of_row + first, of_row + g + 1, of_row[first]);
-                first = g + 1;
-            }
+        for (int64_t g = 0; g < count * groups; ++g) {
+            uint32_t most = 0; // bits of magnitudes compare like magnitudes
+            for (int64_t i = g * kGroup; i < (g + 1) * kGroup; ++i) most = std::max(most, std::bit_cast<uint32_t>(exact[i]) & 0x7FFFFFFF);
+            largest[g] = std::bit_cast<float>(most);
         }
+        for (int64_t row = 0; row < count; ++row) share_largest(largest.data() + row * groups, groups, list.ends);
     }
 
     // A block of integers.
@@ -181,8 +171,7 @@ void Device::add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits,
     const float rounding = rounding_of(k);
     add_list(weight, list, [&](BlockRows& own, int64_t first, int64_t count) {
         read(first, count, own.exact.data());
-        if (!list->order.empty()) own.put_in_order(list->order, count);
-        if (list->ends) own.find_largest(list->ends, count, groups);
+        if (list->ends) own.put_in_spans(*list, count, groups);
         uint16_t* minimums = bits == 8 ? nullptr : own.minimums.data();
         const float* largest = list->ends ? own.largest.data() : nullptr;
         const QuantizeWeightsArgs quantize{own.exact.data(), own.bytes.data(), own.scales.data(), minimums, false, bits, largest};

@@ -36,6 +36,15 @@ constexpr int kIntegerColumns = 32; // outputs of a block
 using SpanEnds = uint64_t;
 constexpr int64_t kGroupsWithSpans = 64; // at most
 constexpr int64_t kLongestSpan = 16;     // groups: their dots are exact as floats
+constexpr bool ends_span(SpanEnds ends, int64_t group) { return !ends || ends >> group & 1; }
+// To all groups of a span the largest that one of them has. Never a function of its own, as units of several instruction sets use it.
+template <class T> inline __attribute__((always_inline)) void share_largest(T* of_groups, int64_t groups, SpanEnds ends) {
+    for (int64_t first = 0, g = 0; g < groups; ++g) {
+        of_groups[first] = of_groups[g] > of_groups[first] ? of_groups[g] : of_groups[first];
+        if (!ends_span(ends, g)) continue;
+        for (const T most = of_groups[first]; first <= g; ++first) of_groups[first] = most;
+    }
+}
 
 // From so many rows on, a tile of 16 rows is full; below, the dots that it computes in vain cost more than it saves.
 constexpr int kManyRows = 16;

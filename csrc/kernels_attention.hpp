@@ -192,6 +192,7 @@ inline __attribute__((always_inline)) void add_dimensions(Vec (&acc)[R][V], cons
         for (int v = 0; v < V; ++v) acc[r][v] = vfma(x, k[v], acc[r][v]);
     }
 }
+
 template <int G> inline IntPairs key_pairs(const int8_t* const* k, int64_t i) {
     if constexpr (kJoined<G> > 1) return ipairs<kJoined<G>>(k, i * G);
     else return ipairs(k[0] + i * G);

@@ -46,8 +46,6 @@ template <bool kBf16> inline uint32_t largest_of_group(const void* x, int64_t at
     return dlargest(values);
 }
 
-inline bool ends_span(SpanEnds ends, int64_t group) { return !ends || ends >> group & 1; }
-
 // Up to kGroupsAtOnce groups, from element `at` on. The definition is in octavo/backends/base.py, at linear. A group's scale and
 // then its numbers are one long chain; a processor cannot look far enough ahead to overlap many, so all scales come first.
 template <bool kBf16, int kLevels>
@@ -63,13 +61,7 @@ inline void quantize_groups_at(const QuantizeArgs& a, int64_t at, int64_t groups
         largest[g] = largest_of_group<kBf16>(a.x, at + g * kGroup);
     }
     for (int64_t g = groups; g % W != 0; ++g) largest[g] = 0;
-    if (a.ends) {
-        for (int64_t first = 0, g = 0; g < groups; ++g) {
-            largest[first] = largest[g] > largest[first] ? largest[g] : largest[first];
-            if (!ends_span(a.ends, g)) continue;
-            for (const uint32_t most = largest[first]; first <= g; ++first) largest[first] = most;
-        }
-    }
+    if (a.ends) share_largest(largest, groups, a.ends);
     for (int64_t g = 0; g < groups; g += W) {
         Vec magnitude;
         __builtin_memcpy(&magnitude, largest + g, sizeof magnitude);
@@ -552,10 +544,9 @@ constexpr int passes_of(int64_t rows) { return kIntegerColumns / (vecs_of(rows) 
 
 constexpr int kLeastOnFronts = 4; // rows; fewer are read as fast as memory is without
 
-enum class Spans { none, shared, alone }; // if any, whether other tiles meet the same weights
 constexpr int kRowsInOrder = W == 16 ? 6 : 1; // at most; a line of weights is one vector, or two
 
-template <int R, int kBits, int kLevels, bool kUnpacked, Spans kSpans = Spans::none>
+template <int R, int kBits, int kLevels, bool kUnpacked, bool kSpans = false, bool kInOrder = false>
 __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const TilePass& pass) {
     constexpr int V = vecs_of(R), kPasses = passes_of(R), kStep = R * record_bytes(kBits, kLevels);
     constexpr int64_t kBytes = group_bytes(kBits);
@@ -572,7 +563,7 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
         if (on_fronts) fronts = Fronts(w, a.reading);
         Sums<R, V> acc;
         Dots dots[R][V];
-        if constexpr (kSpans != Spans::none) clear_dots(dots);
+        if constexpr (kSpans) clear_dots(dots);
         acc.begin(pass.sums + column, first);
         for (int64_t g = pass.group0; g < pass.group1; ++g, w += kBytes, x += kStep) {
             if (on_fronts) {
@@ -588,8 +579,8 @@ __attribute__((noinline)) void integer_tile(const IntegerLinearArgs& a, const Ti
             }
             for (later_end += later_bytes; later < later_end; later += kLine) __builtin_prefetch(later, 0, 2);
             const char* group = kUnpacked ? lines : w;
-            if constexpr (kSpans != Spans::none) {
-                dot_span<kStep / R, kSpans == Spans::alone && R <= kRowsInOrder>(dots, x, w + at);
+            if constexpr (kSpans) {
+                dot_span<kStep / R, kInOrder>(dots, x, w + at);
                 if (ends_span(a.ends, g)) {
                     accumulate_span(acc, dots, x, w + scales);
                     clear_dots(dots);
@@ -622,13 +613,13 @@ typedef void (*IntegerTile)(const IntegerLinearArgs&, const TilePass&);
 struct IntegerTiles {
     IntegerTile of[2][4][kRowsAlone + 1]{}; // [levels less one][index of the bits][rows]
     IntegerTile unpacked[2][2][kIntegerRows + 1]{}; // of 4 and 6 bits
-    IntegerTile shared[kIntegerRows + 1]{}, alone[kRowsAlone + 1]{}; // of spans
+    IntegerTile shared[kIntegerRows + 1]{}, alone[kRowsAlone + 1]{}; // of spans, beside other tiles and without
     template <int kBits, int R> constexpr void fill() {
         if constexpr (R > 0) {
             if constexpr (R <= rows_alone(kBits, 1)) of[0][index_of_bits(kBits)][R] = integer_tile<R, kBits, 1, false>;
             of[1][index_of_bits(kBits)][R] = integer_tile<R, kBits, 2, false>;
-            if constexpr (kBits == 8) alone[R] = integer_tile<R, 8, 1, false, Spans::alone>;
-            if constexpr (kBits == 8 && R <= kIntegerRows) shared[R] = integer_tile<R, 8, 1, false, Spans::shared>;
+            if constexpr (kBits == 8) alone[R] = integer_tile<R, 8, 1, false, true, R <= kRowsInOrder>;
+            if constexpr (kBits == 8 && R <= kIntegerRows) shared[R] = integer_tile<R, 8, 1, false, true>;
             if constexpr ((kBits == 4 || kBits == 6) && R >= kIntegerRows / 2 && R <= kIntegerRows) { // of two tiles or more each has half of them at least
                 unpacked[0][kBits == 6][R] = integer_tile<R, kBits, 1, true>;
                 unpacked[1][kBits == 6][R] = integer_tile<R, kBits, 2, true>;

@@ -29,8 +29,8 @@ struct Shortlist {
     }
 
     std::unique_ptr<IntegerWeight> rough;    // null: the weight itself
-    std::vector<int32_t> order;              // of inputs in the rough product; empty: as they come
-    SpanEnds ends = 0;                       // there
+    SpanEnds ends = 0;                       // of the rough product; if there are any, its inputs are in an order of their own:
+    std::vector<int32_t> order;
     int levels = 1;                          // of activations in the rough product
     std::vector<float> inverse_sizes;        // of inputs in their order
     float largest_inverse_size = 0;
@@ -45,6 +45,14 @@ struct Shortlist {
 
     int64_t settled = 0, given_up = 0; // products
 };
+
+// The rows [row0, row1) of a matrix with its columns in that order.
+template <class T> void put_in_order(const T* from, const std::vector<int32_t>& order, int64_t row0, int64_t row1, T* to) {
+    const auto columns = static_cast<int64_t>(order.size());
+    for (int64_t row = row0; row < row1; ++row) {
+        for (int64_t i = 0; i < columns; ++i) to[row * columns + i] = from[row * columns + order[i]];
+    }
+}
 
 // Numbers of a product by a shortlist, in memory of `bytes` that it does not own.
 struct Promises {

@@ -52,6 +52,10 @@ class Shortlist:
     def num_bytes(self) -> int:
         """Of a matrix of its own; 0: it needs none."""
 
+    @property
+    def levels(self) -> int:
+        """Bytes of an activation in its product."""
+
     def takes(self, rows: int) -> bool:
         """Whether it is used for so many rows."""
 
@@ -77,7 +81,7 @@ class PackedWeight:
     @property
     def num_bytes(self) -> int: ...
     @property
-    def shortlist(self) -> Shortlist | None: ...
+    def shortlists(self) -> list[Shortlist]: ...
 
 class IntegerWeight:
     """The same of an integer layout."""
@@ -93,7 +97,7 @@ class IntegerWeight:
     @property
     def num_bytes(self) -> int: ...
     @property
-    def shortlist(self) -> Shortlist | None: ...
+    def shortlists(self) -> list[Shortlist]: ...
 
 class KVBlocks:
     """Keys and values of every layer, on the device side and on the host side."""
@@ -194,8 +198,8 @@ class Device:
     ) -> np.ndarray:
         """``into``: a result whose columns from ``column`` on this one becomes; a residual has its shape."""
     def shortlist(self, weight: PackedWeight | IntegerWeight, *, most_bytes: int, inputs: list[float]) -> None:
-        """Makes what lets ``linear_argmax`` of a weight be faster, where it does. A packed weight is copied, to at most so many
-        bytes; an integer one needs no copy. ``inputs``: how large each is beside the others; empty where nobody knows."""
+        """Makes what lets ``linear_argmax`` of a weight be faster, where it does. What is copied for it has at most so many
+        bytes. ``inputs``: how large each is beside the others; empty where nobody knows."""
 
     def linear_argmax(
         self, x: np.ndarray, weight: PackedWeight | IntegerWeight, allowed: np.ndarray | None = None
