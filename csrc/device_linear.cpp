@@ -22,33 +22,37 @@ int64_t chunk_rows(const KernelTable& kernels, int64_t k, int64_t element_bytes)
 }
 
 // Units of a product: a chunk of rows times a block of columns, or `together` blocks. Blocks change fastest, within a panel;
-// then chunks; then panels.
+// then chunks; then panels; then parts of the rows. A thread has a part, where there are enough rows: what it wrote in other ops
+// is near it in this one, and the others' part would come from far away.
 struct Cut {
-    Cut(const KernelTable& kernels, const LinearArgs& args, int64_t element_bytes, int64_t together)
-        : blocks(divide_up(args.n, kColumnBlock * together)), chunks(divide_up(args.rows, chunk_rows(kernels, args.k, element_bytes))),
-          panel(blocks), together(together) {
+    Cut(const KernelTable& kernels, const LinearArgs& args, int64_t element_bytes, int64_t together, int threads)
+        : blocks(divide_up(args.n, kColumnBlock * together)),
+          parts(args.rows >= threads * kernels.rows_of_part ? threads : 1),
+          chunks(divide_up(divide_up(args.rows, parts), chunk_rows(kernels, args.k, element_bytes))), panel(blocks), together(together) {
         const int64_t block_bytes = std::max<int64_t>(1, args.k * kColumnBlock * together * element_bytes);
         if (chunks > 1) panel = std::min(blocks, std::max<int64_t>(1, kPanelBytes / block_bytes));
     }
 
-    int64_t units() const { return blocks * chunks; }
+    int64_t units() const { return parts * blocks * chunks; }
 
-    int64_t blocks, chunks, panel, together;
+    int64_t blocks, parts, chunks, panel, together;
 };
 
 // Runs the units of a claim: call(args, row0, row1, block0, block1).
 template <class Call>
 void run_units(const Call& call, LinearArgs args, const Cut& cut, const Spans::Claim& claim, const Reading& reading) {
     if (cut.chunks == 1) args.reading = reading;
+    const int64_t units_of_part = cut.blocks * cut.chunks, chunks = cut.parts * cut.chunks;
     for (int64_t unit = claim.begin; unit < claim.end;) {
-        const int64_t first = unit / (cut.panel * cut.chunks) * cut.panel, end = std::min(cut.blocks, first + cut.panel);
-        const int64_t rest = unit - first * cut.chunks, chunk = rest / (end - first), block = first + rest % (end - first);
-        const int64_t count = std::min(claim.end - unit, end - block);
+        const int64_t part = unit / units_of_part, in_part = unit % units_of_part;
+        const int64_t first = in_part / (cut.panel * cut.chunks) * cut.panel, end = std::min(cut.blocks, first + cut.panel);
+        const int64_t rest = in_part - first * cut.chunks, chunk = rest / (end - first), block = first + rest % (end - first);
+        const int64_t count = std::min(claim.end - unit, end - block), row_chunk = part * cut.chunks + chunk;
         // The first chunk fetches the panel, the last one the beginning of the next; those between find it in the cache.
         const int64_t wanted = chunk == cut.chunks - 1 ? std::min(cut.blocks, end + 1) : chunk == 0 ? end : 0;
         args.fetch_end = std::min(wanted, block + claim.limit - unit) * cut.together;
         if (cut.chunks > 1) args.reading.after = unit + count == claim.limit ? reading.after : nullptr;
-        call(args, args.rows * chunk / cut.chunks, args.rows * (chunk + 1) / cut.chunks, block * cut.together,
+        call(args, args.rows * row_chunk / chunks, args.rows * (row_chunk + 1) / chunks, block * cut.together,
              (block + count) * cut.together);
         unit += count;
     }
@@ -60,7 +64,8 @@ WeightUnits units_of(const PackedWeight& weight, int64_t together) {
     return {weight.memory.data(), divide_up(blocks, together), weight.memory.bytes() / blocks * together};
 }
 
-Reading reading_of(const WeightStream& stream, const Spans& spans, const Spans::Claim& claim, int thread) {
+Reading reading_of(const WeightStream& stream, const Cut& cut, const Spans& spans, const Spans::Claim& claim, int thread) {
+    if (cut.parts > 1) return stream.of(0, 1, stream.own.data + cut.blocks * stream.own.unit_bytes); // each thread reads all of it
     return stream.of(spans.of(thread), spans.size(), stream.own.data + claim.limit * stream.own.unit_bytes);
 }
 
@@ -188,7 +193,7 @@ std::shared_ptr<const WeightStream> Device::follow(const WeightUnits& own) {
 }
 
 void Device::multiply(const LinearArgs& args, const WeightStream& stream, bool bf16) {
-    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1);
+    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1, pool_.size());
     const auto kernel = kernel_of(args, bf16);
     LinearArgs common = args;
     // Logits, above all: rows far apart whose lines would share few places in the caches.
@@ -197,13 +202,13 @@ void Device::multiply(const LinearArgs& args, const WeightStream& stream, bool b
     over_claims(spans, args.rows < kFewRows ? 2 : 1, [&](const Spans::Claim& claim, int thread) {
         LinearArgs own = common;
         own.pieces = coming_of(thread);
-        run_units(kernel, own, cut, claim, reading_of(stream, spans, claim, thread));
+        run_units(kernel, own, cut, claim, reading_of(stream, cut, spans, claim, thread));
     });
 }
 
 // A unit's product lies in a cache until it has passed its gates.
 void Device::multiply_gated(const LinearArgs& args, const WeightStream& stream, const GatedBlockArgs& gate, float* sums, bool bf16) {
-    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 2);
+    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 2, pool_.size());
     const auto kernel = kernel_of(args, bf16);
     const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
     Spans spans(cut.units(), pool_.size());
@@ -217,7 +222,7 @@ void Device::multiply_gated(const LinearArgs& args, const WeightStream& stream, 
         };
         LinearArgs own = args;
         own.pieces = coming_of(thread);
-        run_units(unit, own, cut, claim, reading_of(stream, spans, claim, thread));
+        run_units(unit, own, cut, claim, reading_of(stream, cut, spans, claim, thread));
     });
 }
 
@@ -232,14 +237,14 @@ void Device::best_of_blocks(LinearArgs args, int64_t row0, int64_t row1, int64_t
 
 // A unit's product lies in a cache until the best of its rows are known.
 void Device::multiply_argmax(const LinearArgs& args, const WeightStream& stream, const BestOfRows& best, float* sums, int32_t* places, bool bf16) {
-    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1);
+    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1, pool_.size());
     const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
     Spans spans(cut.units(), pool_.size());
     over_claims(spans, args.rows < kFewRows ? 2 : 1, [&](const Spans::Claim& claim, int thread) {
         auto unit = [&, mine = sums + thread * sums_size](const LinearArgs& now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
             best_of_blocks(now, row0, row1, block0, block1, best, mine, thread, bf16);
         };
-        run_units(unit, args, cut, claim, reading_of(stream, spans, claim, thread));
+        run_units(unit, args, cut, claim, reading_of(stream, cut, spans, claim, thread));
     });
     best.merge(places);
 }

@@ -29,6 +29,7 @@ namespace {
 constexpr KernelTable amx_table() {
     KernelTable table = make_table("amx_emulated", Activation::bf16_padded);
     table.rows_of_chunk = 32 * kTilesAtOnce;
+    table.rows_of_part = 256; // weights pass sooner
     table.linear_bf16 = linear_amx;
     table.attention_scratch = attention_scratch_tiles;
     table.attention = attention_tiles;

@@ -195,6 +195,7 @@ struct KernelTable {
     const char* isa;
     Activation activation;
     int64_t rows_of_chunk; // at least so many meet a panel of weights: with fewer, weights would be fetched too often
+    int64_t rows_of_part;  // so many are worth it that a thread has rows of its own, and fetches and unpacks all weights for them
 
     void (*linear_bf16)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1);
     void (*linear_f32)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1);

@@ -74,7 +74,7 @@ def test_a_result_larger_than_caches_has_the_bits_of_its_rows(isa: str, dtype: s
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("m", [1, 3, 40, 400])
+@pytest.mark.parametrize("m", [1, 3, 40, 600])
 def test_the_number_of_threads_changes_no_bit(isa: str, dtype: str, m: int) -> None:
     weight, x = Dense(act(normal(1, 300, 65), dtype)), act(normal(2, m, 65), dtype)
     results = []
