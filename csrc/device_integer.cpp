@@ -8,11 +8,12 @@
 
 namespace octavo {
 
-// The blocks of a product in panels, `together` blocks or a multiple of that each, its tiles in chunks of rows: a unit is a chunk
-// of a panel.
+// The blocks of a product in panels, `together` blocks or a multiple of that each, its tiles in parts, as a product of plain numbers
+// has them, of so many chunks of rows: a unit is a chunk of a panel.
 struct IntegerCut {
-    int64_t blocks, tiles, panel, row_chunks;
-    int64_t units() const { return divide_up(blocks, panel) * row_chunks; }
+    int64_t blocks, tiles, panel, parts, row_chunks;
+    int64_t units_of_part() const { return divide_up(blocks, panel) * row_chunks; }
+    int64_t units() const { return parts * units_of_part(); }
 };
 
 namespace {
@@ -28,8 +29,9 @@ const IntegerKernels& kernels_for(const IntegerKernels& kernels, int64_t rows) {
 
 // Enough units to share out evenly, each long enough to be worth handing out, few enough blocks in each to stay in the cache
 // while many rows pass.
-IntegerCut cut_integer(const IntegerLinearArgs& a, int threads, int64_t together = 1) {
-    const int64_t blocks = divide_up(a.n, kIntegerColumns), row_chunks = divide_up(a.rows, kRowsOfUnit);
+IntegerCut cut_integer(const IntegerKernels& kernels, const IntegerLinearArgs& a, int threads, int64_t together = 1) {
+    const int64_t parts = a.rows * a.levels >= threads * kernels.rows_of_part ? threads : 1;
+    const int64_t blocks = divide_up(a.n, kIntegerColumns), row_chunks = divide_up(divide_up(a.rows, parts), kRowsOfUnit);
     const int64_t block_bytes = a.groups * group_bytes(a.bits);
     const double products = static_cast<double>(a.rows * a.levels) * kIntegerColumns * kGroup * static_cast<double>(a.groups);
     // Bytes and products that a thread gets through in a nanosecond, where memory and arithmetic are each shared fairly.
@@ -37,14 +39,14 @@ IntegerCut cut_integer(const IntegerLinearArgs& a, int threads, int64_t together
     const auto worthwhile = static_cast<int64_t>(block_ns * static_cast<double>(blocks) / kUnitNanoseconds);
     const int64_t wanted = std::clamp<int64_t>(worthwhile / threads, 1, kUnitsPerThread) * threads;
     const int64_t largest = a.rows > 16 ? std::max<int64_t>(1, kPanelBytes / block_bytes) : blocks;
-    int64_t panel = divide_up(std::clamp<int64_t>(divide_up(blocks * row_chunks, wanted), 1, largest), together) * together;
+    int64_t panel = divide_up(std::clamp<int64_t>(divide_up(blocks * row_chunks * parts, wanted), 1, largest), together) * together;
     // Or a shorter one with which threads end together.
     const auto most_of_a_thread = [&](int64_t size) { return divide_up(divide_up(blocks, size) * row_chunks, threads) * size; };
-    const int64_t least = std::max<int64_t>(panel / 2, 1);
+    const int64_t least = parts > 1 ? panel : std::max<int64_t>(panel / 2, 1);
     for (int64_t size = panel - together; size >= least && most_of_a_thread(panel) * threads > blocks * row_chunks; size -= together) {
         if (most_of_a_thread(size) < most_of_a_thread(panel)) panel = size;
     }
-    return {blocks, a.tiles, panel, row_chunks};
+    return {blocks, a.tiles, panel, parts, row_chunks};
 }
 
 struct IntegerUnit {
@@ -52,8 +54,9 @@ struct IntegerUnit {
 };
 
 IntegerUnit unit_of(const IntegerLinearArgs& a, const IntegerCut& cut, int64_t unit) {
-    const int64_t block = unit / cut.row_chunks * cut.panel, chunk = unit % cut.row_chunks;
-    const int64_t tile0 = cut.tiles * chunk / cut.row_chunks, tile1 = cut.tiles * (chunk + 1) / cut.row_chunks;
+    const int64_t part = unit / cut.units_of_part(), in_part = unit % cut.units_of_part(), chunks = cut.parts * cut.row_chunks;
+    const int64_t block = in_part / cut.row_chunks * cut.panel, chunk = part * cut.row_chunks + in_part % cut.row_chunks;
+    const int64_t tile0 = cut.tiles * chunk / chunks, tile1 = cut.tiles * (chunk + 1) / chunks;
     const EvenTiles rows(a.rows, a.tiles);
     return {tile0, tile1, rows.begin(tile0), rows.begin(tile1), block, std::min(cut.blocks, block + cut.panel)};
 }
@@ -91,8 +94,10 @@ void Device::over_integer_units(const IntegerLinearArgs& args, const IntegerCut&
     over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) {
         IntegerLinearArgs own = args;
         own.pieces = coming_of(thread);
-        const int64_t end = std::min(cut.blocks, divide_up(claim.limit, cut.row_chunks) * cut.panel);
-        own.reading = stream.of(spans.of(thread), spans.size(), args.weight + end * block_bytes);
+        const int64_t limit = (claim.limit - 1) % cut.units_of_part() + 1;
+        const int64_t end = std::min(cut.blocks, divide_up(limit, cut.row_chunks) * cut.panel);
+        const bool all = cut.parts > 1; // each thread reads all of it
+        own.reading = stream.of(all ? 0 : spans.of(thread), all ? 1 : spans.size(), args.weight + end * block_bytes);
         if (cut.row_chunks > 1 && claim.end < claim.limit) own.reading.after = nullptr; // others of its rows come first
         call(own, claim.begin, thread);
     });
@@ -203,7 +208,7 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits, activation_levels_));
     issue([this, product, rows, memory = records.data(), stream = follow(spans_of(product.args, 1))]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
-        const IntegerCut cut = cut_integer(product.args, pool_.size());
+        const IntegerCut cut = cut_integer(kernels, product.args, pool_.size());
         over_integer_units(product.args, cut, *stream, [&](const IntegerLinearArgs& args, int64_t unit, int) {
             run_integer_unit(kernels, args, cut, unit);
         });
@@ -224,7 +229,7 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     issue([this, product, rows, gate, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
            stream = follow(spans_of(product.args, 2))]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
-        const IntegerCut cut = cut_integer(product.args, pool_.size(), 2);
+        const IntegerCut cut = cut_integer(kernels, product.args, pool_.size(), 2);
         over_integer_units(product.args, cut, *stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {
             now.out = own + thread * sums_size;
             over_blocks_of_unit(kernels, now, cut, unit, 2, [&](const IntegerLinearArgs& a, int64_t count, int64_t) {
@@ -304,7 +309,7 @@ Shortlist* Device::promise(const std::vector<Attempt>& attempts, int64_t rows, c
         if (!(found.lengths[row] < Shortlist::kLongest && found.changes[row] < Shortlist::kLongest)) return nullptr;
     }
     std::fill_n(found.floors, pool_.size() * found.stride, -std::numeric_limits<float>::infinity());
-    const IntegerCut cut = cut_integer(rough.args, pool_.size());
+    const IntegerCut cut = cut_integer(kernels, rough.args, pool_.size());
     over_integer_units(rough.args, cut, {spans_of(rough.args, 1), {}}, [&](IntegerLinearArgs now, int64_t unit, int thread) {
         now.out = sums + thread * sums_size;
         over_blocks_of_unit(kernels, now, cut, unit, 1, [&](const IntegerLinearArgs& a, int64_t count, int64_t columns) {
@@ -354,7 +359,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
             if (settle(*list, tops, best, compute)) return best.merge(places);
         }
         const IntegerKernels& kernels = quantize_rows(product, count, memory);
-        const IntegerCut cut = cut_integer(product.args, pool_.size());
+        const IntegerCut cut = cut_integer(kernels, product.args, pool_.size());
         const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
         over_integer_units(product.args, cut, stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {
             now.out = own + thread * sums_of_blocks(count);

@@ -130,6 +130,7 @@ struct IntegerKernels {
     const IntegerKernels* (*few)();
     // At most so many rows of one level, of two one less, meet 5 bits of weights sooner than 8: memory is what they wait for.
     int64_t rows_at_memory;
+    int64_t rows_of_part; // of one level, of two half as many: as in KernelTable
 
     int64_t (*tiles)(int64_t rows, int bits, int levels, bool spans); // that so many rows are cut into, as equal as possible
     void (*linear)(const IntegerLinearArgs&, int64_t tile0, int64_t tile1, int64_t block0, int64_t block1);

@@ -196,6 +196,8 @@ QuantizeProblem quantize_weights(const QuantizeWeightsArgs& a, int64_t group0, i
     return vmax_of(reach) > 65504.0f ? QuantizeProblem::too_large : QuantizeProblem::none;
 }
 
+constexpr int64_t kRowsOfPart = 96;
+
 constexpr IntegerKernels integer_table(const char* name) {
-    return {name, nullptr, kRowsAtMemory, tiles_of, linear_integer, quantize_rows, measure_rows, embedding_integer, quantize_weights};
+    return {name, nullptr, kRowsAtMemory, kRowsOfPart, tiles_of, linear_integer, quantize_rows, measure_rows, embedding_integer, quantize_weights};
 }

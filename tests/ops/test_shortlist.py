@@ -50,7 +50,7 @@ def assert_same(backend: CpuBackend, x: np.ndarray, weight: Any, allowed: np.nda
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", ["normal", "outliers", "equals", "close"])
 @settings(max_examples=8, deadline=None)
-@given(seed=SEEDS, m=st.sampled_from([1, 2, 3, 4, 17, 40]), groups=st.integers(1, 8), n=COLUMNS)
+@given(seed=SEEDS, m=st.sampled_from([1, 2, 3, 4, 17, 40, 300]), groups=st.integers(1, 8), n=COLUMNS)
 def test_the_largest_of_plain_numbers(isa: str, dtype: str, kind: str, seed: int, m: int, groups: int, n: int) -> None:
     x, matrix = matrix_and_rows(seed, m, 32 * groups, n, kind)
     for threads in (1, 3):
