@@ -47,8 +47,10 @@ struct WeightUnits {
 struct WeightStream {
     WeightUnits own, next;
 
-    Reading of(int64_t claimant, int64_t count, const char* end) const {
-        return {own.begin(claimant, count), end, next.begin(claimant, count)};
+    // What a thread reads up to `end`, and then on. Weights are shared out among those whose rows are of the same part.
+    Reading of(const Spans& spans, int64_t parts, int thread, const char* end) const {
+        const int64_t readers = spans.size() / parts, reader = spans.of(thread) % readers;
+        return {own.begin(reader, readers), end, next.begin(reader, readers)};
     }
 };
 

@@ -8,8 +8,8 @@
 
 namespace octavo {
 
-// The blocks of a product in panels, `together` blocks or a multiple of that each, its tiles in parts, as a product of plain numbers
-// has them, of so many chunks of rows: a unit is a chunk of a panel.
+// The blocks of a product in panels, `together` blocks or a multiple of that each, its tiles in parts of so many chunks of rows: a
+// unit is a chunk of a panel.
 struct IntegerCut {
     int64_t blocks, tiles, panel, parts, row_chunks;
     int64_t units_of_part() const { return divide_up(blocks, panel) * row_chunks; }
@@ -30,7 +30,7 @@ const IntegerKernels& kernels_for(const IntegerKernels& kernels, int64_t rows) {
 // Enough units to share out evenly, each long enough to be worth handing out, few enough blocks in each to stay in the cache
 // while many rows pass.
 IntegerCut cut_integer(const IntegerKernels& kernels, const IntegerLinearArgs& a, int threads, int64_t together = 1) {
-    const int64_t parts = a.rows * a.levels >= threads * kernels.rows_of_part ? threads : 1;
+    const int64_t parts = parts_of(a.rows * a.levels, kernels.rows_of_part, threads);
     const int64_t blocks = divide_up(a.n, kIntegerColumns), row_chunks = divide_up(divide_up(a.rows, parts), kRowsOfUnit);
     const int64_t block_bytes = a.groups * group_bytes(a.bits);
     const double products = static_cast<double>(a.rows * a.levels) * kIntegerColumns * kGroup * static_cast<double>(a.groups);
@@ -40,7 +40,7 @@ IntegerCut cut_integer(const IntegerKernels& kernels, const IntegerLinearArgs& a
     const int64_t wanted = std::clamp<int64_t>(worthwhile / threads, 1, kUnitsPerThread) * threads;
     const int64_t largest = a.rows > 16 ? std::max<int64_t>(1, kPanelBytes / block_bytes) : blocks;
     int64_t panel = divide_up(std::clamp<int64_t>(divide_up(blocks * row_chunks * parts, wanted), 1, largest), together) * together;
-    // Or a shorter one with which threads end together.
+    // Or a shorter one with which threads end together, as those do that have a part each.
     const auto most_of_a_thread = [&](int64_t size) { return divide_up(divide_up(blocks, size) * row_chunks, threads) * size; };
     const int64_t least = parts > 1 ? panel : std::max<int64_t>(panel / 2, 1);
     for (int64_t size = panel - together; size >= least && most_of_a_thread(panel) * threads > blocks * row_chunks; size -= together) {
@@ -94,10 +94,8 @@ void Device::over_integer_units(const IntegerLinearArgs& args, const IntegerCut&
     over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) {
         IntegerLinearArgs own = args;
         own.pieces = coming_of(thread);
-        const int64_t limit = (claim.limit - 1) % cut.units_of_part() + 1;
-        const int64_t end = std::min(cut.blocks, divide_up(limit, cut.row_chunks) * cut.panel);
-        const bool all = cut.parts > 1; // each thread reads all of it
-        own.reading = stream.of(all ? 0 : spans.of(thread), all ? 1 : spans.size(), args.weight + end * block_bytes);
+        const int64_t panels = divide_up(limit_in_part(claim, cut.units_of_part()), cut.row_chunks);
+        own.reading = stream.of(spans, cut.parts, thread, args.weight + std::min(cut.blocks, panels * cut.panel) * block_bytes);
         if (cut.row_chunks > 1 && claim.end < claim.limit) own.reading.after = nullptr; // others of its rows come first
         call(own, claim.begin, thread);
     });

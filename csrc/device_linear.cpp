@@ -22,18 +22,18 @@ int64_t chunk_rows(const KernelTable& kernels, int64_t k, int64_t element_bytes)
 }
 
 // Units of a product: a chunk of rows times a block of columns, or `together` blocks. Blocks change fastest, within a panel;
-// then chunks; then panels; then parts of the rows. A thread has a part, where there are enough rows: what it wrote in other ops
-// is near it in this one, and the others' part would come from far away.
+// then chunks; then panels; then parts of the rows.
 struct Cut {
     Cut(const KernelTable& kernels, const LinearArgs& args, int64_t element_bytes, int64_t together, int threads)
         : blocks(divide_up(args.n, kColumnBlock * together)),
-          parts(args.rows >= threads * kernels.rows_of_part ? threads : 1),
+          parts(parts_of(args.rows, kernels.rows_of_part, threads)),
           chunks(divide_up(divide_up(args.rows, parts), chunk_rows(kernels, args.k, element_bytes))), panel(blocks), together(together) {
         const int64_t block_bytes = std::max<int64_t>(1, args.k * kColumnBlock * together * element_bytes);
         if (chunks > 1) panel = std::min(blocks, std::max<int64_t>(1, kPanelBytes / block_bytes));
     }
 
-    int64_t units() const { return parts * blocks * chunks; }
+    int64_t units_of_part() const { return blocks * chunks; }
+    int64_t units() const { return parts * units_of_part(); }
 
     int64_t blocks, parts, chunks, panel, together;
 };
@@ -42,7 +42,7 @@ struct Cut {
 template <class Call>
 void run_units(const Call& call, LinearArgs args, const Cut& cut, const Spans::Claim& claim, const Reading& reading) {
     if (cut.chunks == 1) args.reading = reading;
-    const int64_t units_of_part = cut.blocks * cut.chunks, chunks = cut.parts * cut.chunks;
+    const int64_t units_of_part = cut.units_of_part(), chunks = cut.parts * cut.chunks;
     for (int64_t unit = claim.begin; unit < claim.end;) {
         const int64_t part = unit / units_of_part, in_part = unit % units_of_part;
         const int64_t first = in_part / (cut.panel * cut.chunks) * cut.panel, end = std::min(cut.blocks, first + cut.panel);
@@ -65,8 +65,8 @@ WeightUnits units_of(const PackedWeight& weight, int64_t together) {
 }
 
 Reading reading_of(const WeightStream& stream, const Cut& cut, const Spans& spans, const Spans::Claim& claim, int thread) {
-    if (cut.parts > 1) return stream.of(0, 1, stream.own.data + cut.blocks * stream.own.unit_bytes); // each thread reads all of it
-    return stream.of(spans.of(thread), spans.size(), stream.own.data + claim.limit * stream.own.unit_bytes);
+    const int64_t end = limit_in_part(claim, cut.units_of_part()) * stream.own.unit_bytes;
+    return stream.of(spans, cut.parts, thread, stream.own.data + end);
 }
 
 } // namespace

@@ -14,6 +14,12 @@ constexpr int64_t kFewRows = 4;         // below, products of plain numbers take
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// How many parts the rows of a product have: one for each thread, where they are enough. What a thread wrote in other ops is near it
+// in this one, and the others' part would come from far away.
+inline int64_t parts_of(int64_t rows, int64_t rows_of_part, int threads) { return rows >= threads * rows_of_part ? threads : 1; }
+// Where the units end that a claim and what follows it are of, in those of its part.
+inline int64_t limit_in_part(const Spans::Claim& claim, int64_t units_of_part) { return (claim.limit - 1) % units_of_part + 1; }
+
 template <class Object> void Device::hold(const Object& object) {
     if (program_) program_->keep(nb::find(object), nullptr);
 }

@@ -138,14 +138,16 @@ def long_request(number: int, tokens: int = 200) -> dict[str, Any]:
     return {"prompt": f"Story number {number} begins", "max_tokens": tokens, "seed": number, "ignore_eos": True}
 
 
-async def clients_that_leave(server: RunningServer, seconds: float, *, a_second: int = 5, at_once: int = 12) -> Counter[str]:
-    """For a while, clients come, and five of them leave each second, at any moment of their request; until ten have, at least,
-    and ten have stayed."""
+async def clients_that_leave(
+    server: RunningServer, seconds: float, *, least: int = 10, a_second: int = 5, at_once: int = 12
+) -> Counter[str]:
+    """For a while, clients come, and five of them leave each second, at any moment of their request; on a slow machine for
+    longer, until ``least`` have left and as many have stayed."""
     draw, ends, number = random.Random(1), time.monotonic() + seconds, 0
     found: Counter[str] = Counter()
     running: set[asyncio.Task[Outcome]] = set()
     next_leaver = time.monotonic()
-    while time.monotonic() < ends or min(found["left"], found["length"]) < 10:
+    while time.monotonic() < ends or min(found["left"], found["length"]) < least:
         while len(running) < at_once:
             number += 1
             leaves = time.monotonic() >= next_leaver

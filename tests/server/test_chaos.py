@@ -35,7 +35,8 @@ def baseline(stormy: RunningServer) -> Iterator[chaos.Baseline]:
 
 def test_clients_that_leave_at_any_moment(stormy: RunningServer, baseline: chaos.Baseline) -> None:
     engine = stormy.engine_pid()
-    asyncio.run(chaos.clients_that_leave(stormy, 3.0))
+    found = asyncio.run(chaos.clients_that_leave(stormy, 3.0))
+    assert found["left"] >= 10 and found["length"] >= 10
     assert stormy.engine_pid() == engine
 
 
