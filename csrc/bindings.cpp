@@ -85,7 +85,7 @@ NB_MODULE(_native, m) {
         .def("head_norm", &Device::head_norm, "qkv"_a, "weight"_a, "shape"_a, "keys"_a, "eps"_a)
         .def("rotary", &Device::rotary, "qkv"_a, "positions"_a, "cos_sin"_a, "shape"_a)
         .def("attention", &Device::attention, "cache"_a, "layer"_a, "qkv"_a, "slot_mapping"_a, "query_start"_a, "seq_lens"_a,
-             "block_tables"_a, "shape"_a, "scale"_a, "window"_a)
+             "block_tables"_a, "shape"_a, "scale"_a, "window"_a, "rows"_a.none())
         .def("copy_blocks", &Device::copy_blocks, "cache"_a, "swap_out"_a, "swap_in"_a, "copy"_a)
         .def("argmax", &Device::argmax, "logits"_a)
         .def("sample", &Device::sample, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seeds"_a, "positions"_a,

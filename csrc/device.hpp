@@ -55,6 +55,7 @@ struct WeightStream {
 };
 
 struct IntegerCut; // how an integer product is shared out
+struct WantedRows; // of attention
 
 // A result that the columns from `column` on are written to, or none.
 struct Into {
@@ -106,7 +107,7 @@ public:
     void rotary(nb::handle qkv, nb::handle positions, nb::handle cos_sin, HeadShape shape);
 
     nb::object attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, nb::handle query_start,
-                         nb::handle seq_lens, nb::handle tables, HeadShape shape, float scale, int32_t window);
+                         nb::handle seq_lens, nb::handle tables, HeadShape shape, float scale, int32_t window, nb::handle wanted);
     void copy_blocks(const KVBlocks& cache, nb::handle swap_out, nb::handle swap_in, nb::handle copy);
 
     nb::object argmax(nb::handle logits);
@@ -230,7 +231,7 @@ private:
     using ComputeBlock = std::function<void(int64_t row, int64_t block, int thread)>;
     // For bodies: computes what may be the largest, and so holds it against the best. False: there is too much of it.
     bool settle(Shortlist& list, const Promises& promises, const BestOfRows& best, const ComputeBlock& compute);
-    bool attend(const AttentionArgs& args, int64_t sequences);
+    bool attend(const AttentionArgs& args, const WantedRows& wanted, int64_t sequences);
     void announce(const AttentionArgs& args, int64_t sequences, const char* next_layer);
     // Null if nothing is left of a thread's part.
     Pieces* coming_of(int thread) { return coming_[thread].next < coming_[thread].count ? &coming_[thread] : nullptr; }

@@ -1,9 +1,21 @@
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
 #include "device_parallel.hpp"
 
 namespace octavo {
+
+// The rows whose results are wanted, ascending: all `count`, or those of `ids`.
+struct WantedRows {
+    bool all;
+    const int32_t* ids;
+    int64_t count;
+
+    int32_t operator[](int64_t i) const { return all ? static_cast<int32_t>(i) : ids[i]; }
+    // How many of them come before a row.
+    int64_t before(int32_t row) const { return all ? row : std::lower_bound(ids, ids + count, row) - ids; }
+};
 
 namespace {
 
@@ -30,15 +42,24 @@ void check_sequences(const AttentionArgs& a, int64_t starts, int64_t n, int64_t 
     }
 }
 
-// The last rows of a sequence see most: they are claimed first.
-std::vector<AttentionUnit> make_units(const AttentionArgs& a, int64_t sequences) {
-    const auto rows = static_cast<int32_t>(std::max<int64_t>(1, kHeadsOfUnit / (a.num_heads / a.num_kv_heads)));
+void check_wanted(const WantedRows& wanted, int64_t rows) {
+    if (wanted.all) return;
+    check_range("row", wanted.ids, wanted.count, 0, rows);
+    for (int64_t i = 1; i < wanted.count; ++i) check(wanted[i - 1] < wanted[i], "attention: rows must ascend");
+}
+
+// Of rows that follow one another. The last ones of a sequence see most: they are claimed first.
+std::vector<AttentionUnit> make_units(const AttentionArgs& a, const WantedRows& wanted, int64_t sequences) {
+    const int64_t most = std::max<int64_t>(1, kHeadsOfUnit / (a.num_heads / a.num_kv_heads));
     std::vector<AttentionUnit> units;
     units.reserve(sequences * a.num_kv_heads);
     for (int32_t seq = 0; seq < sequences; ++seq) {
-        for (int32_t row1 = a.query_start[seq + 1]; row1 > a.query_start[seq]; row1 -= rows) {
+        const int64_t first = wanted.before(a.query_start[seq]);
+        for (int64_t end = wanted.before(a.query_start[seq + 1]), begin; end > first; end = begin) {
+            begin = end - 1;
+            while (begin > first && end - begin < most && wanted[begin - 1] == wanted[begin] - 1) --begin;
             for (int32_t head = 0; head < a.num_kv_heads; ++head) {
-                units.push_back({seq, head, std::max(a.query_start[seq], row1 - rows), row1, 0, INT32_MAX, nullptr});
+                units.push_back({seq, head, wanted[begin], wanted[end - 1] + 1, static_cast<int32_t>(begin), 0, INT32_MAX, nullptr});
             }
         }
     }
@@ -57,13 +78,14 @@ Partitions partitions_of(const AttentionArgs& a, const AttentionUnit& u) {
     return {first, (end + kPartition - 1) / kPartition - first};
 }
 
-// Sequences with several query rows, whose units read one another's keys and values: these are stored before, so many at once.
-std::vector<std::pair<int32_t, int32_t>> rows_to_write(const AttentionArgs& a, int64_t sequences) {
+// Those whose keys and values no unit stores, so many at once: of sequences with several, whose units read one another's, and
+// those that have no unit.
+std::vector<std::pair<int32_t, int32_t>> rows_to_write(const AttentionArgs& a, const WantedRows& wanted, int64_t sequences) {
     constexpr int32_t kRows = 32;
     std::vector<std::pair<int32_t, int32_t>> spans;
     for (int64_t i = 0; i < sequences; ++i) {
         const int32_t end = a.query_start[i + 1];
-        if (end - a.query_start[i] == 1) continue;
+        if (end - a.query_start[i] == 1 && wanted.before(end) > wanted.before(end - 1)) continue;
         for (int32_t row = a.query_start[i]; row < end; row += kRows) spans.emplace_back(row, std::min(end, row + kRows));
     }
     return spans;
@@ -106,12 +128,12 @@ float* at_cache_line(std::vector<float>& memory, size_t floats) {
 
 // Where there are too few units to occupy the threads, long ones are cut into their partitions, and these merged in order:
 // as a unit does it by itself, so that the result is the same.
-bool Device::attend(const AttentionArgs& args, int64_t sequences) {
-    const auto spans = rows_to_write(args, sequences);
+bool Device::attend(const AttentionArgs& args, const WantedRows& wanted, int64_t sequences) {
+    const auto spans = rows_to_write(args, wanted, sequences);
     over_spans(static_cast<int64_t>(spans.size()), [&](int64_t i, int) {
         kernels_->write_kv(args, spans[i].first, spans[i].second);
     });
-    std::vector<AttentionUnit> units = make_units(args, sequences);
+    std::vector<AttentionUnit> units = make_units(args, wanted, sequences);
     const bool cut = static_cast<int64_t>(units.size()) < kUnitsPerThread * pool_.size() && pool_.size() > 1;
     int64_t rows = 0, state_floats = 0;
     for (const AttentionUnit& unit : units) {
@@ -132,7 +154,7 @@ bool Device::attend(const AttentionArgs& args, int64_t sequences) {
         unit.state = state;
         for (int64_t i = 0; i < range.count; ++i, state += floats) {
             const auto part = static_cast<int32_t>(range.first + i);
-            parts.push_back({unit.seq, unit.kv_head, unit.row0, unit.row1, part, part + 1, state});
+            parts.push_back({unit.seq, unit.kv_head, unit.row0, unit.row1, unit.out_row, part, part + 1, state});
         }
     }
     const auto floats = static_cast<size_t>(kernels_->attention_scratch(args, rows));
@@ -188,7 +210,8 @@ void Device::announce(const AttentionArgs& args, int64_t sequences, const char* 
 }
 
 nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qkv, nb::handle slots, nb::handle query_start,
-                             nb::handle seq_lens, nb::handle tables, HeadShape shape, float scale, int32_t window) {
+                             nb::handle seq_lens, nb::handle tables, HeadShape shape, float scale, int32_t window,
+                             nb::handle wanted) {
     const Array in = heads_of(qkv, shape, false), at = read(slots, "slot_mapping", Type::int32, 1);
     const Array start = read(query_start, "query_start", Type::int32, 1), lens = read(seq_lens, "seq_lens", Type::int32, 1);
     const Array blocks = read(tables, "block_tables", Type::int32, 2);
@@ -198,18 +221,24 @@ nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qk
     check(rows_of(at).same(rows), "attention: there must be one slot for each row of qkv");
     check(rows_of(blocks).same(sequences), "attention: there must be one row of block_tables for each sequence");
     hold(cache);
-    const Result out = result(act(), rows, int64_t{shape.num_heads} * shape.head_dim, 2);
+    const bool all = wanted.is_none();
+    const Array ids = all ? Array{} : read(wanted, "rows", Type::int32, 1);
+    const Size results = all ? rows : rows_of(ids);
+    const Result out = result(act(), results, int64_t{shape.num_heads} * shape.head_dim, 2);
     AttentionArgs args{in.floats(),     in.shape[1],     at.ints(),          cache.layer(layer), out.data,
                        start.ints(),    lens.ints(),     blocks.ints(),      0,
                        shape.num_heads, shape.num_kv_heads, shape.head_dim,  cache.block_size,
                        static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)), cache.head_bytes(), window, scale,
                        cache.type, act_bf16_, tuning_};
     const char* next_layer = layer + 1 < cache.num_layers ? cache.layer(layer + 1) : nullptr;
-    issue([this, args, rows, sequences, starts, width, next_layer, slots_end = cache.num_blocks * cache.block_size]() mutable {
+    issue([this, args, all, ids = ids.ints(), rows, results, sequences, starts, width, next_layer,
+           slots_end = cache.num_blocks * cache.block_size]() mutable {
         args.table_width = width.now();
         check_range("slot", args.slots, rows.now(), -1, slots_end);
         check_sequences(args, starts.now(), sequences.now(), rows.now());
-        check(attend(args, sequences.now()), "block id out of range in block_tables");
+        const WantedRows wanted{all, ids, results.now()};
+        check_wanted(wanted, rows.now());
+        check(attend(args, wanted, sequences.now()), "block id out of range in block_tables");
         announce(args, sequences.now(), next_layer);
     });
     return out.array;

@@ -156,10 +156,11 @@ struct AttentionArgs {
 };
 
 // The rows [row0, row1) of the step, all of sequence seq, and the query heads of one kv head, over the kPartition-sized
-// partitions [part0, part1) of what they see. Without a state the unit covers all partitions and writes the output.
+// partitions [part0, part1) of what they see. Without a state the unit covers all partitions and writes the output, from row
+// out_row of it on.
 struct AttentionUnit {
     int32_t seq, kv_head;
-    int32_t row0, row1;
+    int32_t row0, row1, out_row;
     int32_t part0, part1;
     float* state;
 };

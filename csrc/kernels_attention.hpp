@@ -672,7 +672,7 @@ inline void write_output(const AttentionArgs& a, const AttentionUnit& u, const H
     for (int64_t r = u.row0; r < u.row1; ++r) {
         for (int64_t g = 0; g < group; ++g) {
             const int64_t head = (r - u.row0) * group + g;
-            const int64_t at = (r * a.num_heads + u.kv_head * group + g) * a.head_dim;
+            const int64_t at = ((u.out_row + r - u.row0) * a.num_heads + u.kv_head * group + g) * a.head_dim;
             const Vec scale = vset(1.0f / vsum(vload(state.sums + head * W)));
             for (int64_t i = 0; i < a.head_dim; i += W) {
                 vstore_as(a.out, at + i, vmul(vload(state.acc + head * width + i), scale), min64(W, a.head_dim - i), a.out_bf16);

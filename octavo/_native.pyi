@@ -224,6 +224,7 @@ class Device:
         shape: HeadShape,
         scale: float,
         window: int,
+        rows: np.ndarray | None,
     ) -> np.ndarray:
         """window 0: none."""
 

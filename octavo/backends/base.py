@@ -168,11 +168,21 @@ class Ops(Protocol):
         ...
 
     def attention(
-        self, cache: KVCache, layer: int, qkv: Array, batch: Batch, shape: AttentionShape, *, scale: float, window: int | None
+        self,
+        cache: KVCache,
+        layer: int,
+        qkv: Array,
+        batch: Batch,
+        shape: AttentionShape,
+        *,
+        scale: float,
+        window: int | None,
+        rows: Array | None = None,
     ) -> Array:
         """Store each row's k and v in its slot; then causal attention of every row over its own sequence's blocks, K and V
         always read from the cache, any mix of query lengths, grouped heads, optional sliding window
-        -> act[T, num_heads * head_dim].
+        -> act[T, num_heads * head_dim]. With ``rows``, int32[R] ascending, of these alone -> act[R, num_heads * head_dim]; what
+        is stored is the same.
 
         A cache in bfloat16 rounds to nearest even; where act is bfloat16 too, q * scale and the weights may be rounded as well.
         One in int8 stores the k, and the v, of a row and head as q = k * (127 / m) rounded to nearest even and the scale

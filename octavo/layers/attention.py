@@ -42,11 +42,16 @@ class Attention:
             bias=config.attention_output_bias,
         )
 
-    def __call__(self, x: Array, batch: Batch, cache: KVCache, *, residual: Array) -> Array:
-        """act[T, hidden_size] -> float32[T, hidden_size], the residual added; this step's K and V are in the cache after."""
+    def __call__(self, x: Array, batch: Batch, cache: KVCache, *, residual: Array, rows: Array | None) -> Array:
+        """act[T, hidden_size] -> float32[T, hidden_size], the residual added; this step's K and V are in the cache after. With
+        ``rows``, int32[R], of these alone -> float32[R, hidden_size]."""
         qkv = self._qkv(x)
         for norm in self._head_norms:
             norm(qkv)
         self._rotary(qkv, batch.positions, self._shape)
-        attended = self._ops.attention(cache, self._layer, qkv, batch, self._shape, scale=self._scale, window=self._window)
+        if rows is not None:
+            residual = self._ops.gather_rows(residual, rows)
+        attended = self._ops.attention(
+            cache, self._layer, qkv, batch, self._shape, scale=self._scale, window=self._window, rows=rows
+        )
         return self._out(attended, residual=residual)

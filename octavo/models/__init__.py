@@ -25,15 +25,16 @@ REGISTRY = {
 class Model(Protocol):
     """A loaded model. All methods run on the backend it was loaded on and obey the row contract."""
 
-    def forward(self, batch: Batch, cache: KVCache) -> Array:
-        """The residual stream after the last layer, float32[T, H]; the step's K and V are in the cache after."""
+    def forward(self, batch: Batch, cache: KVCache, rows: Array) -> Array:
+        """The residual stream after the last layer of ``rows``, int32[R] ascending, -> float32[R, H]; the step's K and V are in
+        the cache after. The last layer computes nothing else of other rows."""
         ...
 
-    def logits(self, hidden: Array, rows: Array) -> Array:
-        """hidden float32[T, H], rows int32[R] -> final norm and head of those rows, float32[R, V]."""
+    def logits(self, hidden: Array) -> Array:
+        """hidden float32[R, H] -> final norm and head, float32[R, V]."""
         ...
 
-    def likeliest(self, hidden: Array, rows: Array, allowed: Array | None) -> Array:
+    def likeliest(self, hidden: Array, allowed: Array | None) -> Array:
         """The argmax of ``logits``, int32[R], without the logits; ``allowed`` as in ``Ops.linear_argmax``."""
         ...
 

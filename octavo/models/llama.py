@@ -31,8 +31,8 @@ class LlamaLayer:
             bias=config.mlp_bias,
         )
 
-    def __call__(self, hidden: Array, batch: Batch, cache: KVCache) -> Array:
-        hidden = self._attention(self._attention_norm(hidden), batch, cache, residual=hidden)
+    def __call__(self, hidden: Array, batch: Batch, cache: KVCache, rows: Array | None) -> Array:
+        hidden = self._attention(self._attention_norm(hidden), batch, cache, residual=hidden, rows=rows)
         return self._mlp(self._mlp_norm(hidden), residual=hidden)
 
 
@@ -40,7 +40,6 @@ class LlamaModel:
     """See ``models.Model``."""
 
     def __init__(self, config: ModelConfig, loader: Loader, *, max_model_len: int, progress: Callable[[float], None]) -> None:
-        self._ops = loader.backend.ops
         parts = config.num_layers + 2
         self._embedding = Embedding(loader, "model.embed_tokens", vocab_size=config.vocab_size, hidden_size=config.hidden_size)
         progress(1 / parts)
@@ -69,14 +68,14 @@ class LlamaModel:
         matrices = 1 if config.tie_word_embeddings else 2
         return config.num_layers * layer, matrices * config.vocab_size * config.hidden_size
 
-    def forward(self, batch: Batch, cache: KVCache) -> Array:
+    def forward(self, batch: Batch, cache: KVCache, rows: Array) -> Array:
         hidden = self._embedding(batch.input_ids)
         for layer in self._layers:
-            hidden = layer(hidden, batch, cache)
+            hidden = layer(hidden, batch, cache, rows if layer is self._layers[-1] else None)
         return hidden
 
-    def logits(self, hidden: Array, rows: Array) -> Array:
-        return self._head(self._norm(self._ops.gather_rows(hidden, rows)))
+    def logits(self, hidden: Array) -> Array:
+        return self._head(self._norm(hidden))
 
-    def likeliest(self, hidden: Array, rows: Array, allowed: Array | None) -> Array:
-        return self._head.likeliest(self._norm(self._ops.gather_rows(hidden, rows)), allowed)
+    def likeliest(self, hidden: Array, allowed: Array | None) -> Array:
+        return self._head.likeliest(self._norm(hidden), allowed)

@@ -36,14 +36,16 @@ NO_LOGPROBS = TokenLogprobs(INVALID_TOKEN, float("-inf"), 0, [], [])
 @dataclass(slots=True)
 class Work:
     """A plan on its way. ``arrays`` and ``batch`` are there if it has sequences. ``greedy``: of the logits nothing is wanted
-    but their argmax; ``one_each``: and of each sequence one. ``graph``: what is started; None: the step runs op by op, in
-    ``finish``. ``started``: when, 0 not yet; ``copies``: seconds, None not yet. ``error``: what went wrong so far."""
+    but their argmax; ``one_each``: and of each sequence one. ``every_row``: a prompt's log-probabilities are wanted. ``graph``:
+    what is started; None: the step runs op by op, in ``finish``. ``started``: when, 0 not yet; ``copies``: seconds, None not
+    yet. ``error``: what went wrong so far."""
 
     plan: SchedulerOutput
     arrays: StepArrays | None = None
     batch: Batch | None = None
     greedy: bool = False
     one_each: bool = False
+    every_row: bool = False
     graph: Graph | None = None
     started: float = 0.0
     copies: float | None = None
@@ -122,8 +124,9 @@ class ModelRunner:
         if work.greedy:
             batch.allowed = self._sampler.allowed(_masks(plan))
             work.one_each = all(len(seq.sample_rows) == 1 and not seq.num_drafts for seq in plan.sequences)
+        work.every_row = any(seq.prompt_targets is not None for seq in plan.sequences)
         graph = self._greedy_graph if work.greedy else self._graph
-        if graph and self._capacity and self._capacity.admits(batch):
+        if graph and self._capacity and self._capacity.admits(batch) and not work.every_row:
             work.graph = graph
 
     def start(self, work: Work) -> None:
@@ -161,10 +164,16 @@ class ModelRunner:
             raise work.error
         if arrays is None or batch is None:
             return ModelOutput(step_id=plan.step_id, token_ids=[], timings=StepTimings(copies=copies))
+        hidden = None
         if work.graph:
-            hidden, last = work.graph.result()
+            (last,) = work.graph.result()
+        elif work.every_row:
+            every = self._backend.tensor(np.arange(len(arrays.input_ids), dtype=np.int32))
+            hidden = self._model.forward(batch, self._cache, every)
+            chosen = self._backend.ops.gather_rows(hidden, batch.logits_rows)
+            last = self._model.likeliest(chosen, batch.allowed) if work.greedy else self._model.logits(chosen)
         else:
-            hidden, last = self._greedy_forward(batch) if work.greedy else self._forward(batch)
+            (last,) = self._greedy_forward(batch) if work.greedy else self._forward(batch)
         computed = time.perf_counter()
         self._pass("sample", plan)
         logprobs = candidates = None
@@ -175,7 +184,7 @@ class ModelRunner:
         else:
             token_ids, logprobs = self._sample(plan, last, arrays.first_rows)
             candidates = self._candidates(plan, last, arrays.first_rows)
-        prompt_logprobs = self._prompt_logprobs(plan, hidden, arrays.query_start)
+        prompt_logprobs = None if hidden is None else self._prompt_logprobs(plan, hidden, arrays.query_start)
         return ModelOutput(
             step_id=plan.step_id,
             token_ids=token_ids,
@@ -197,15 +206,13 @@ class ModelRunner:
             for seq in plan.sequences:
                 self._probe(stage, seq)
 
-    def _forward(self, batch: Batch) -> tuple[Array, Array]:
-        """The residual stream of every token and the logits of the rows that want them."""
-        hidden = self._model.forward(batch, self._cache)
-        return hidden, self._model.logits(hidden, batch.logits_rows)
+    def _forward(self, batch: Batch) -> tuple[Array]:
+        """The logits of the rows that want them."""
+        return (self._model.logits(self._model.forward(batch, self._cache, batch.logits_rows)),)
 
-    def _greedy_forward(self, batch: Batch) -> tuple[Array, Array]:
-        """The same, but of the logits no more than their argmax: they are a large part of what a step would write."""
-        hidden = self._model.forward(batch, self._cache)
-        return hidden, self._model.likeliest(hidden, batch.logits_rows, batch.allowed)
+    def _greedy_forward(self, batch: Batch) -> tuple[Array]:
+        """No more of them than their argmax: they are a large part of what a step would write."""
+        return (self._model.likeliest(self._model.forward(batch, self._cache, batch.logits_rows), batch.allowed),)
 
     def _sample(
         self, plan: SchedulerOutput, logits: Array, first_rows: list[int]
@@ -266,16 +273,14 @@ class ModelRunner:
 
     def _prompt_logprobs(
         self, plan: SchedulerOutput, hidden: Array, query_start: np.ndarray
-    ) -> list[list[TokenLogprobs] | None] | None:
-        if all(seq.prompt_targets is None for seq in plan.sequences):
-            return None
+    ) -> list[list[TokenLogprobs] | None]:
         results: list[list[TokenLogprobs] | None] = []
         for seq, first in zip(plan.sequences, query_start.tolist(), strict=False):
             if seq.prompt_targets is None:
                 results.append(None)
                 continue
             rows = np.arange(first, first + len(seq.prompt_targets), dtype=np.int32)
-            logits = self._model.logits(hidden, self._backend.tensor(rows))
+            logits = self._model.logits(self._backend.ops.gather_rows(hidden, self._backend.tensor(rows)))
             results.append(self._sampler.prompt_logprobs(logits, seq.prompt_targets, seq.num_prompt_logprobs or 0))
         return results
 

@@ -57,8 +57,9 @@ def test_the_largest_of_a_product(rows: int, copied: int, expected: tuple[int, i
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=4),
     st.one_of(st.none(), st.integers(1, 40)),
+    st.one_of(st.none(), st.integers(0, 5)),
 )
-def test_attention(sequences: list[tuple[int, int]], window: int | None) -> None:
+def test_attention(sequences: list[tuple[int, int]], window: int | None, last: int | None) -> None:
     """Against positions counted one by one."""
     rows = [count for count, _ in sequences]
     batch = SimpleNamespace(
@@ -66,10 +67,16 @@ def test_attention(sequences: list[tuple[int, int]], window: int | None) -> None
         seq_lens=np.array([count + before for count, before in sequences], np.int32),
     )
     qkv, out = np.zeros((sum(rows), 80), np.float32), np.zeros((sum(rows), 48), np.float32)
-    made = call("attention", CACHE, 0, qkv, batch, SHAPE, scale=1.0, window=window, result=out)
+    wanted = None
+    if last is not None:  # of each sequence
+        ends = np.cumsum(rows)
+        wanted = np.concatenate([np.arange(end - min(last, count), end) for end, count in zip(ends, rows, strict=True)])
+        out = out[: len(wanted)]
+    made = call("attention", CACHE, 0, qkv, batch, SHAPE, scale=1.0, window=window, rows=wanted, result=out)
     pairs, read = 0, 0
     for count, before in sequences:
-        seen = [range(max(0, end - (window or end)), end) for end in range(before + 1, before + count + 1)]
+        ends_of = range(before + 1 + (0 if last is None else max(0, count - last)), before + count + 1)
+        seen = [range(max(0, end - (window or end)), end) for end in ends_of]
         pairs += sum(map(len, seen))
         read += len(set().union(*seen))
     assert work_of(made, Precision("bfloat16")) == Work(

@@ -48,8 +48,8 @@ class PagedRunner:
             "logits_rows": rows,
         }
         batch = Batch(**{name: self._backend.tensor(array.astype(np.int32)) for name, array in arrays.items()})
-        hidden = self._model.forward(batch, self._cache)
-        logits = self._backend.to_host(self._model.logits(hidden, batch.logits_rows))
+        hidden = self._model.forward(batch, self._cache, batch.logits_rows)
+        logits = self._backend.to_host(self._model.logits(hidden))
         return [logits[a:b] for a, b in itertools.pairwise(starts)]
 
     def _slots(self, seq: int, count: int) -> np.ndarray:

@@ -101,6 +101,12 @@ class Paged:
 
     def attend(self, backend: Any, cache: Any, *chunks: Chunk, storing: bool = False) -> list[np.ndarray]:
         """The result of each chunk, all computed in one step, which may store their keys and values itself."""
+        out = self.attend_rows(backend, cache, None, *chunks, storing=storing)
+        return np.split(out, np.cumsum([c.end - c.start for c in chunks])[:-1])
+
+    def attend_rows(
+        self, backend: Any, cache: Any, wanted: np.ndarray | None, *chunks: Chunk, storing: bool = False
+    ) -> np.ndarray:
         starts = np.cumsum([0, *(c.end - c.start for c in chunks)], dtype=np.int32)
         none = np.zeros(0, np.int32)
         lengths = np.array([c.end for c in chunks], np.int32)
@@ -109,8 +115,8 @@ class Paged:
         batch = Batch(none, none, np.concatenate(slots), starts, lengths, tables, none)
         rows = np.concatenate([self.rows(c.sequence)[c.start : c.end] for c in chunks])
         scale = self.shape.head_dim**-0.5
-        out = np.array(backend.ops.attention(cache, 1, rows, batch, self.shape, scale=scale, window=self.window))
-        return np.split(out, starts[1:-1])
+        out = backend.ops.attention(cache, 1, rows, batch, self.shape, scale=scale, window=self.window, rows=wanted)
+        return np.array(out)
 
     def last_rows(self, *counts: int) -> list[Chunk]:
         return [
@@ -238,6 +244,28 @@ def test_a_step_may_store_what_it_sees(isa: str, dtype: str, kv_dtype: str, bloc
         for storing in (True, False):
             for a, b in zip(paged.attend(backend, later, *chunks, storing=storing), expected, strict=True):
                 assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("dtype", "kv_dtype"), CACHES)
+@pytest.mark.parametrize("window", [None, 40])
+def test_some_rows_alone(isa: str, dtype: str, kv_dtype: str, window: int | None) -> None:
+    """They are the same bits as among all, and what is stored is the same."""
+    paged = Paged(AttentionShape(6, 2, 64), 16, kv_dtype, (1200, 40, 90, 7, 33), window)
+    chunks = paged.last_rows(70, 1, 30, 1, 33)
+    last, random = np.array([69, 70, 100, 101, 134]), np.random.default_rng(7)
+    some = np.flatnonzero(random.random(135) < 0.4)
+    for threads in (1, 2):
+        backend = device(isa, dtype, threads)
+        expected = np.concatenate(paged.attend(backend, paged.filled_cache(backend), *chunks))
+        for wanted in (np.arange(0), last[:1], last[-1:], last, np.arange(30, 68), some, np.arange(135)):
+            cache = paged.filled_cache(backend)
+            for chunk in chunks:
+                slots = paged.slots(chunk.sequence, chunk.start, chunk.end)
+                store(backend, cache, 1, np.full((len(slots), width_of(paged.shape)), np.nan, np.float32), slots, paged.shape)
+            actual = paged.attend_rows(backend, cache, wanted.astype(np.int32), *chunks, storing=True)
+            assert same_bits(actual, expected[wanted])
+            assert same_bits(np.concatenate(paged.attend(backend, cache, *chunks)), expected)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -55,13 +55,15 @@ class Tiny:
             qkv = ops.linear(ops.rms_norm(x, self.norm, eps=1e-5), qkv_weight, bias=self.bias)
             ops.head_norm(qkv, self.head_norm, SHAPE, part="k", eps=1e-5)
             ops.rotary(qkv, batch.positions, self.rotary, SHAPE)
-            attended = ops.attention(self.cache, layer, qkv, batch, SHAPE, scale=0.25, window=None)
+            last = layer == 1
+            rows = batch.logits_rows if last else None
+            attended = ops.attention(self.cache, layer, qkv, batch, SHAPE, scale=0.25, window=None, rows=rows)
+            x = ops.gather_rows(x, rows) if last else x
             x = ops.linear(attended, out, residual=x)
             normed = ops.rms_norm(x, self.norm, eps=1e-5)
-            fused = layer == 1
-            gated = ops.gated_linear(normed, self.gated) if fused else ops.silu_and_mul(ops.linear(normed, gate_up))
+            gated = ops.gated_linear(normed, self.gated) if last else ops.silu_and_mul(ops.linear(normed, gate_up))
             x = ops.linear(gated, down, residual=x)
-        normed = ops.rms_norm(ops.gather_rows(x, batch.logits_rows), self.norm, eps=1e-5)
+        normed = ops.rms_norm(x, self.norm, eps=1e-5)
         logits = ops.linear(normed, self.table)
         return x, logits, ops.argmax(logits), ops.linear_argmax(normed, self.table, batch.allowed)
 

@@ -41,11 +41,12 @@ def attention(
     shape: AttentionShape = SHAPE,
     window: int | None = None,
     slots: np.ndarray | None = None,
+    wanted: np.ndarray | None = None,
 ) -> np.ndarray:
     batch = Batch(
         NONE, NONE, nowhere(rows) if slots is None else slots, ints(*starts), ints(*lengths), np.array(tables, np.int32), NONE
     )
-    return b.ops.attention(cache_of(b), layer, normal(1, rows, WIDTH), batch, shape, scale=0.2, window=window)
+    return b.ops.attention(cache_of(b), layer, normal(1, rows, WIDTH), batch, shape, scale=0.2, window=window, rows=wanted)
 
 
 def copy(b: CpuBackend, **pairs: list[tuple[int, int]]) -> None:
@@ -97,6 +98,9 @@ OUT_OF_RANGE: list[tuple[str, Callable[[CpuBackend], object]]] = [
     ("block table is too short", lambda b: attention(b, lengths=(5, 33))),
     ("layer out of range", lambda b: attention(b, layer=-1)),
     ("window must be positive", lambda b: attention(b, window=0)),
+    ("row out of range: .* found 3", lambda b: attention(b, wanted=ints(0, 3))),
+    ("row out of range: .* found -1", lambda b: attention(b, wanted=ints(-1))),
+    ("rows must ascend", lambda b: attention(b, wanted=ints(1, 1))),
     ("source block out of range: .* found 4", lambda b: copy(b, swap_out=[(4, 0)])),
     ("target block out of range: .* found 3", lambda b: copy(b, swap_out=[(0, 0), (0, 3)])),
     ("source block out of range: .* found 3", lambda b: copy(b, swap_in=[(3, 0)])),
@@ -185,6 +189,7 @@ WRONG_TYPES: list[tuple[str, Callable[[CpuBackend], object]]] = [
     ("x must be .* float32", lambda b: b.ops.rms_norm(np.zeros((2, 8)), normal(1, 8), eps=1e-6)),
     ("qkv must be .* float32", lambda b: b.ops.rotary(np.zeros((2, WIDTH), np.int32), ints(0, 0), normal(2, 9, 16), SHAPE)),
     ("slot_mapping must be .* int32", lambda b: attention(b, slots=np.zeros(3, np.int64))),
+    ("rows must be .* int32", lambda b: attention(b, wanted=np.zeros(1, np.int64))),
     ("logits must be", lambda b: b.ops.argmax(np.zeros((4, 4), np.float32).T[:2])),
     ("seeds must be a C-contiguous uint64 array", lambda b: sample(b, seeds=np.zeros(2, np.int64))),
     ("gate_up must be", lambda b: b.ops.silu_and_mul(np.zeros(8, np.float32))),

@@ -59,7 +59,16 @@ class CpuOps:
         self._device.rotary(qkv, positions, cos_sin, self._native_shape(shape))
 
     def attention(
-        self, cache: Any, layer: int, qkv: np.ndarray, batch: Batch, shape: AttentionShape, *, scale: float, window: int | None
+        self,
+        cache: Any,
+        layer: int,
+        qkv: np.ndarray,
+        batch: Batch,
+        shape: AttentionShape,
+        *,
+        scale: float,
+        window: int | None,
+        rows: np.ndarray | None = None,
     ) -> np.ndarray:
         if window is not None and window < 1:
             raise ValueError(f"window must be positive, not {window}")
@@ -74,6 +83,7 @@ class CpuOps:
             self._native_shape(shape),
             scale,
             window or 0,
+            rows,
         )
 
     def copy_blocks(self, cache: Any, copies: Any) -> None:

@@ -69,7 +69,16 @@ class ReferenceOps:
             heads[..., half:] = second * cos + first * sin
 
     def attention(
-        self, cache: Any, layer: int, qkv: np.ndarray, batch: Batch, shape: AttentionShape, *, scale: float, window: int | None
+        self,
+        cache: Any,
+        layer: int,
+        qkv: np.ndarray,
+        batch: Batch,
+        shape: AttentionShape,
+        *,
+        scale: float,
+        window: int | None,
+        rows: np.ndarray | None = None,
     ) -> np.ndarray:
         q, k, v = _split(qkv, shape)
         self._store(cache, layer, k, v, batch.slot_mapping)
@@ -81,7 +90,8 @@ class ReferenceOps:
                 end = int(seq_len) - (last - 1 - t)
                 begin = 0 if window is None else max(0, end - window)
                 out[t] = _attend(q[t], keys[:, begin:end], values[:, begin:end], scale)
-        return out.reshape(qkv.shape[0], -1).astype(self._act)
+        attended: np.ndarray = out.reshape(qkv.shape[0], -1).astype(self._act)
+        return attended if rows is None else self.gather_rows(attended, rows)
 
     def silu_and_mul(self, gate_up: np.ndarray) -> np.ndarray:
         gate, up = np.split(gate_up, 2, axis=1)

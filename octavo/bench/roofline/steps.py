@@ -152,8 +152,8 @@ class Steps:
 
     def _compute(self, batch: Batch) -> None:
         parts = self._parts
-        hidden = parts.model.forward(batch, parts.cache)
-        parts.model.likeliest(hidden, batch.logits_rows, batch.allowed)
+        hidden = parts.model.forward(batch, parts.cache, batch.logits_rows)
+        parts.model.likeliest(hidden, batch.allowed)
 
     def _batch(self, shape: Shape) -> Batch:
         """Every sequence with blocks of its own."""

@@ -5,6 +5,7 @@ model lies; and *activations*, which the op before has just written and a cache 
 """
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -85,13 +86,16 @@ def _gated(a: Arguments, result: Any, precision: Precision) -> Work:
 def _attention(a: Arguments, result: Any, precision: Precision) -> Work:
     batch, shape, window = a["batch"], a["shape"], a["window"]
     seq_lens = np.asarray(batch.seq_lens, np.int64)
-    rows = np.diff(np.asarray(batch.query_start, np.int64))
+    wanted = np.ones(len(a["qkv"]), bool)
+    if a.get("rows") is not None:
+        wanted[:] = False
+        wanted[a["rows"]] = True
     seen = read = 0
-    for length, count in zip(seq_lens.tolist(), rows.tolist(), strict=True):
-        ends = np.arange(length - count + 1, length + 1)
+    for length, (start, end) in zip(seq_lens.tolist(), itertools.pairwise(np.asarray(batch.query_start).tolist()), strict=True):
+        ends = np.arange(length - (end - start) + 1, length + 1)[wanted[start:end]]
         visible = ends if window is None else np.minimum(ends, window)
         seen += int(visible.sum())
-        read += int(length - (ends[0] - visible[0])) if count else 0
+        read += int(ends[-1] - (ends[0] - visible[0])) if len(ends) else 0
     spec = a["cache"].spec
     token_bytes = spec.bytes_per_block // (spec.block_size * spec.num_layers)
     return Work(

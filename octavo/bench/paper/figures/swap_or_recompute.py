@@ -165,4 +165,4 @@ def _compute(parts: Parts, cache: KVCache, blocks: np.ndarray) -> None:
         block_tables=blocks.reshape(1, -1),
         logits_rows=np.array([TOKENS - 1], np.int32),
     )
-    parts.model.logits(parts.model.forward(batch, cache), batch.logits_rows)
+    parts.model.logits(parts.model.forward(batch, cache, batch.logits_rows))
