@@ -93,7 +93,7 @@ void Device::over_integer_units(const IntegerLinearArgs& args, const IntegerCut&
     Spans spans(cut.units(), pool_.size());
     over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) {
         IntegerLinearArgs own = args;
-        own.pieces = coming_of(thread);
+        own.pieces = &coming_[thread];
         const int64_t panels = divide_up(limit_in_part(claim, cut.units_of_part()), cut.row_chunks);
         own.reading = stream.of(spans, cut.parts, thread, args.weight + std::min(cut.blocks, panels * cut.panel) * block_bytes);
         if (cut.row_chunks > 1 && claim.end < claim.limit) own.reading.after = nullptr; // others of its rows come first

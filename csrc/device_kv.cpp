@@ -23,6 +23,7 @@ constexpr int64_t kHeadsOfUnit = 48;   // query rows x heads that share a tile o
 constexpr int64_t kUnitsPerThread = 4; // with fewer, long sequences are cut
 constexpr int64_t kComingBytes = int64_t{12} << 20; // of blocks that a last-level cache keeps while a layer is multiplied
 constexpr int64_t kPieceBytes = 12 << 10;           // of small blocks that are fetched as one
+constexpr int64_t kLeastShare = 1 << 10, kLargestShare = 8 << 10; // of a pass
 
 void check_cache(const KVBlocks& cache, int64_t layer, HeadShape shape) {
     check(layer >= 0 && layer < cache.num_layers, "layer out of range");
@@ -205,7 +206,9 @@ void Device::announce(const AttentionArgs& args, int64_t sequences, const char* 
             }
             before += end - first;
         }
-        coming_[thread] = {coming_blocks_.data() + first_piece, static_cast<int64_t>(coming_blocks_.size()) - first_piece, bytes * together, 0};
+        const int64_t count = static_cast<int64_t>(coming_blocks_.size()) - first_piece, piece = bytes * together;
+        const int64_t share = divide_up(count * piece, std::max<int64_t>(1, coming_[thread].passes));
+        coming_[thread] = {coming_blocks_.data() + first_piece, count, piece, 0, 0, 0, std::clamp(share, kLeastShare, kLargestShare)};
     }
 }
 

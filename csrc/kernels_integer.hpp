@@ -660,6 +660,7 @@ struct PieceLeft {
 // Gives a pass over so many groups its share of the pieces: so many bytes for each group, as far as a piece lasts.
 inline void fetch_later(Pieces* pieces, PieceLeft& left, int64_t groups, int64_t bytes, TilePass& pass) {
     pass.later_bytes = 0;
+    if (pieces) ++pieces->passes;
     if (left.at == left.end) {
         const char* piece = bytes ? next_piece(pieces) : nullptr;
         if (!piece) return;
@@ -674,8 +675,9 @@ inline void fetch_later(Pieces* pieces, PieceLeft& left, int64_t groups, int64_t
 inline int64_t later_a_group(int64_t groups) { return ((4 << 10) + groups - 1) / groups; }
 
 // The same for a tile of vectors. Intel's first-level cache has few places for lines under way: more of them than this would keep a
-// group's products waiting.
+// group's products waiting. Zen 4 takes them evenly until attention comes.
 inline int64_t later_a_group(const IntegerLinearArgs& a, int64_t groups, int64_t tiles) {
+    if (a.tuning == Tuning::zen4 && a.pieces) return (a.pieces->share + groups - 1) / groups;
     if (a.tuning != Tuning::common) return later_a_group(groups);
     return kLine * a.levels * (tiles == 1 ? a.rows / 3 : 2);
 }

@@ -4,6 +4,20 @@ inline const char* next_piece(Pieces* pieces) {
     return pieces && pieces->next < pieces->count ? pieces->data[pieces->next++] : nullptr;
 }
 
+// So many bytes from where the last ones ended, as if a piece and a neighbour that follows it were one. Where what is left is less,
+// what lies behind it comes too.
+inline const char* next_bytes(Pieces* pieces, int64_t bytes) {
+    if (!pieces || pieces->next >= pieces->count) return nullptr;
+    const char* at = pieces->data[pieces->next] + pieces->taken;
+    pieces->taken += bytes;
+    while (pieces->taken >= pieces->bytes) {
+        const char* end = pieces->data[pieces->next++] + pieces->bytes;
+        const bool neighbours = pieces->next < pieces->count && pieces->data[pieces->next] == end;
+        pieces->taken = neighbours ? pieces->taken - pieces->bytes : 0;
+    }
+    return at;
+}
+
 // What a tile that is alone asks for far ahead. Hardware that has seen a page asked for reads ahead in it, but not far, and does so
 // in several pages at once, while requests of software alone keep no more lines under way than the first-level cache has places
 // for. So the lines of several pages are asked for in turn, a window of them ahead of what is read.

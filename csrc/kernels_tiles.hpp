@@ -54,15 +54,23 @@ inline int64_t pairs_of(const LinearArgs& a) { return round_up(a.k, kDepthStep) 
 inline int64_t bytes_a_pair(int64_t bytes, int64_t pairs) { return pairs ? (bytes + pairs - 1) / pairs : 0; }
 
 // What tiles of several fetch: the first ones the panel that follows, each its share, the others pieces of what later ops will
-// read, a piece each.
+// read, a piece each. Few tiles would get through few pieces so: where all of them fetch as much as they can, they fetch the panel and
+// then what they can of pieces. With Zen 4's vectors only, as nothing else is measured.
+constexpr int64_t kFewFetchAll = 5;
+
 class SharedAhead {
 public:
     SharedAhead(const LinearArgs& a, int64_t panel_bytes, int64_t tiles)
-        : pieces_(a.pieces), sharers_(pieces_ && tiles > 2 ? min64(4, max64(2, tiles / 2)) : tiles), pairs_(pairs_of(a)),
-          share_(bytes_a_pair(panel_bytes, pairs_ * sharers_)), piece_(pieces_ ? bytes_a_pair(pieces_->bytes, pairs_) : 0) {}
+        : pieces_(a.pieces), panel_bytes_(panel_bytes), sharers_(pieces_ && tiles > 2 ? min64(4, max64(2, tiles / 2)) : tiles), pairs_(pairs_of(a)),
+          share_(bytes_a_pair(panel_bytes, pairs_ * sharers_)), piece_(pieces_ ? bytes_a_pair(pieces_->bytes, pairs_) : 0),
+          all_(W == 16 && a.tuning == Tuning::zen4 && pieces_ && tiles <= kFewFetchAll && panel_bytes < tiles * pairs_ * kFetched) {}
 
     // Tile t's; where there is nothing more to fetch, a line of `own` that the tile reads anyhow. panel: may be null.
     PanelAhead of(int64_t t, const char* panel, const char* own) const {
+        if (all_) {
+            const char *at = half_of_tile(2 * t, panel), *other = half_of_tile(2 * t + 1, panel);
+            return {at ? at : own, other ? other : own, kFetched};
+        }
         const char* at = t >= sharers_ ? next_piece(pieces_) : panel ? panel + t * share_ * pairs_ : nullptr;
         if (!at) return {own, own, 0};
         const int64_t step = t < sharers_ ? share_ : piece_;
@@ -70,8 +78,15 @@ public:
     }
 
 private:
+    const char* half_of_tile(int64_t i, const char* panel) const {
+        const int64_t bytes = pairs_ / 2 * kFetched;
+        if (i * bytes >= panel_bytes_) return next_bytes(pieces_, bytes);
+        return panel ? panel + i * bytes : nullptr;
+    }
+
     Pieces* pieces_;
-    int64_t sharers_, pairs_, share_, piece_;
+    int64_t panel_bytes_, sharers_, pairs_, share_, piece_;
+    bool all_;
 };
 
 // What a tile that is alone fetches of the panel that follows: both halves at once. Hardware that runs ahead of what is read by

@@ -24,6 +24,8 @@ struct Reading {
 struct alignas(64) Pieces {
     const char* const* data;
     int64_t count, bytes, next;
+    int64_t taken;         // bytes of the next one
+    int64_t passes, share; // of integers, so far; bytes for each, so that all are taken by as many as there were for the list before
 };
 
 } // namespace octavo
