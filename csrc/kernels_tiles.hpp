@@ -53,11 +53,10 @@ inline int64_t pairs_of(const LinearArgs& a) { return round_up(a.k, kDepthStep) 
 // Bytes to be fetched with each of so many pairs, so that all are fetched.
 inline int64_t bytes_a_pair(int64_t bytes, int64_t pairs) { return pairs ? (bytes + pairs - 1) / pairs : 0; }
 
-// What tiles of several fetch: the first ones the panel that follows, each its share, the others pieces of what later ops will
-// read, a piece each. Few tiles would get through few pieces so: where all of them fetch as much as they can, they fetch the panel and
-// then what they can of pieces. With Zen 4's vectors only, as nothing else is measured.
-constexpr int64_t kFewFetchAll = 5;
+constexpr int64_t kFewFetchAll = 5; // tiles, with Zen 4's vectors; nothing else is measured
 
+// What tiles of several fetch: the first ones the panel that follows, each its share, the others pieces of what later ops will
+// read, a piece each. Few would get through few pieces so: they fetch a line with each pair of inputs, the panel and then pieces.
 class SharedAhead {
 public:
     SharedAhead(const LinearArgs& a, int64_t panel_bytes, int64_t tiles)

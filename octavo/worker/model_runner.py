@@ -78,8 +78,8 @@ class ModelRunner:
         self._capacity = capture
         self._probe = isolate.probe if isolate else None
         self._isolation = Isolation(self._compute, self._last_token) if isolate else None
-        self._graph = backend.capture(self._forward, capture) if capture else None
-        self._greedy_graph = backend.capture(self._greedy_forward, capture) if capture else None
+        self._graph = backend.capture(partial(self._forward, greedy=False), capture) if capture else None
+        self._greedy_graph = backend.capture(partial(self._forward, greedy=True), capture) if capture else None
 
     def warm_up(self) -> None:
         """One token through the model, so that the first request finds threads, memory and weights awake."""
@@ -170,10 +170,9 @@ class ModelRunner:
         elif work.every_row:
             every = self._backend.tensor(np.arange(len(arrays.input_ids), dtype=np.int32))
             hidden = self._model.forward(batch, self._cache, every)
-            chosen = self._backend.ops.gather_rows(hidden, batch.logits_rows)
-            last = self._model.likeliest(chosen, batch.allowed) if work.greedy else self._model.logits(chosen)
+            last = self._head(self._backend.ops.gather_rows(hidden, batch.logits_rows), batch, greedy=work.greedy)
         else:
-            (last,) = self._greedy_forward(batch) if work.greedy else self._forward(batch)
+            (last,) = self._forward(batch, greedy=work.greedy)
         computed = time.perf_counter()
         self._pass("sample", plan)
         logprobs = candidates = None
@@ -206,13 +205,13 @@ class ModelRunner:
             for seq in plan.sequences:
                 self._probe(stage, seq)
 
-    def _forward(self, batch: Batch) -> tuple[Array]:
-        """The logits of the rows that want them."""
-        return (self._model.logits(self._model.forward(batch, self._cache, batch.logits_rows)),)
+    def _forward(self, batch: Batch, *, greedy: bool) -> tuple[Array]:
+        """What ``_head`` gives for the rows whose logits are wanted."""
+        return (self._head(self._model.forward(batch, self._cache, batch.logits_rows), batch, greedy=greedy),)
 
-    def _greedy_forward(self, batch: Batch) -> tuple[Array]:
-        """No more of them than their argmax: they are a large part of what a step would write."""
-        return (self._model.likeliest(self._model.forward(batch, self._cache, batch.logits_rows), batch.allowed),)
+    def _head(self, hidden: Array, batch: Batch, *, greedy: bool) -> Array:
+        """Logits; if ``greedy`` no more of them than their argmax: they are a large part of what a step would write."""
+        return self._model.likeliest(hidden, batch.allowed) if greedy else self._model.logits(hidden)
 
     def _sample(
         self, plan: SchedulerOutput, logits: Array, first_rows: list[int]

@@ -86,10 +86,8 @@ def _gated(a: Arguments, result: Any, precision: Precision) -> Work:
 def _attention(a: Arguments, result: Any, precision: Precision) -> Work:
     batch, shape, window = a["batch"], a["shape"], a["window"]
     seq_lens = np.asarray(batch.seq_lens, np.int64)
-    wanted = np.ones(len(a["qkv"]), bool)
-    if a.get("rows") is not None:
-        wanted[:] = False
-        wanted[a["rows"]] = True
+    rows = np.arange(len(a["qkv"]))
+    wanted = np.isin(rows, rows if a.get("rows") is None else a["rows"])
     seen = read = 0
     for length, (start, end) in zip(seq_lens.tolist(), itertools.pairwise(np.asarray(batch.query_start).tolist()), strict=True):
         ends = np.arange(length - (end - start) + 1, length + 1)[wanted[start:end]]
