@@ -83,6 +83,7 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
         .def_ro("rows", &IntegerWeight::rows)
         .def_ro("columns", &IntegerWeight::columns)
         .def_ro("gated", &IntegerWeight::gated)
+        .def_ro("paired", &IntegerWeight::paired)
         .def_prop_ro("num_bytes", [](const IntegerWeight& w) { return w.memory.bytes(); })
         .def_ro("shortlists", &IntegerWeight::shortlists);
     module.def("integer_kernels", &names_of_kernels, "isa"_a);
@@ -95,10 +96,10 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
     device
         .def(
             "pack_integer",
-            [](Device& d, int n, Matrix<uint8_t> v, Halves s, std::optional<Halves> m, bool gated) {
-                return d.pack_integer(read_source(n, v, s, m), gated);
+            [](Device& d, int n, Matrix<uint8_t> v, Halves s, std::optional<Halves> m, bool gated, bool vocabulary) {
+                return d.pack_integer(read_source(n, v, s, m), gated, vocabulary);
             },
-            "bits"_a, values, scales, minimums, nb::kw_only(), "gated"_a = false)
+            "bits"_a, values, scales, minimums, nb::kw_only(), "gated"_a = false, "vocabulary"_a = false)
         .def("shortlist", &Device::shortlist_integer, "weight"_a, nb::kw_only(), "most_bytes"_a, "inputs"_a)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
         .def(

@@ -6,6 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "half.hpp"
+
 namespace octavo {
 namespace {
 
@@ -25,22 +27,6 @@ enum Type : int {
     Q6_K = 14,
     BF16 = 30,
 };
-
-inline float half_bits(uint16_t half) {
-    const uint32_t magnitude = half & 0x7fffu, sign = uint32_t(half & 0x8000u) << 16;
-    uint32_t bits = (magnitude << 13) + (112u << 23);
-    bits += magnitude >= 0x7c00u ? 112u << 23 : 0;
-    // a subnormal has no hidden bit: give it one and subtract it again
-    const float fixed = std::bit_cast<float>(bits + (1u << 23)) - std::bit_cast<float>(113u << 23);
-    const uint32_t chosen = magnitude < 0x400u ? std::bit_cast<uint32_t>(fixed) : bits;
-    return std::bit_cast<float>(chosen | sign);
-}
-
-inline float half_at(const uint8_t* bytes) {
-    uint16_t half;
-    std::memcpy(&half, bytes, 2);
-    return half_bits(half);
-}
 
 // Eight bytes at once: some bits of each, and the values that they mean.
 inline uint64_t eight_at(const uint8_t* bytes) {
@@ -76,7 +62,7 @@ struct PlainF32 {
 
 struct PlainF16 {
     static constexpr size_t kElements = 1, kBytes = 2;
-    static void decode(const uint8_t* b, float* y) { *y = half_at(b); }
+    static void decode(const uint8_t* b, float* y) { *y = half_to_float(b); }
 };
 
 struct PlainBF16 {
@@ -99,8 +85,8 @@ struct Simple {
     static constexpr bool kMinimums = kMinimum;
 
     static void split(const uint8_t* b, int8_t* values, float* scales, float* minimums) {
-        scales[0] = half_at(b);
-        if constexpr (kMinimum) minimums[0] = half_at(b + 2);
+        scales[0] = half_to_float(b);
+        if constexpr (kMinimum) minimums[0] = half_to_float(b + 2);
         uint32_t fifth = 0;
         if constexpr (kFifthBit) std::memcpy(&fifth, b + kHeader, 4);
         for (int side = 0; side < 2; ++side) {
@@ -118,7 +104,7 @@ struct Eight {
     static constexpr size_t kElements = 32, kBytes = 34, kInputs = 32;
     static constexpr bool kMinimums = false;
     static void split(const uint8_t* b, int8_t* values, float* scales, float*) {
-        scales[0] = half_at(b);
+        scales[0] = half_to_float(b);
         std::memcpy(values, b + 2, 32);
     }
 };
@@ -127,7 +113,7 @@ struct K2 {
     static constexpr size_t kElements = 256, kBytes = 84, kInputs = 16;
     static constexpr bool kMinimums = true;
     static void split(const uint8_t* b, int8_t* values, float* scales, float* minimums) {
-        const float d = half_at(b + 80), dmin = half_at(b + 82);
+        const float d = half_to_float(b + 80), dmin = half_to_float(b + 82);
         for (int group = 0; group < 16; ++group) {
             scales[group] = d * float(b[group] & 15);
             minimums[group] = -(dmin * float(b[group] >> 4));
@@ -145,7 +131,7 @@ struct K3 {
     static constexpr size_t kElements = 256, kBytes = 110, kInputs = 16;
     static constexpr bool kMinimums = false;
     static void split(const uint8_t* b, int8_t* values, float* scales, float*) {
-        const float d = half_at(b + 108);
+        const float d = half_to_float(b + 108);
         const uint8_t *high_bits = b, *packed = b + 96;
         for (int group = 0; group < 16; ++group) {
             const int low = packed[group % 8] >> (group / 8 * 4) & 15;
@@ -168,7 +154,7 @@ struct K45 {
     static constexpr size_t kElements = 256, kBytes = kFifthBit ? 176 : 144, kInputs = 32;
     static constexpr bool kMinimums = true;
     static void split(const uint8_t* b, int8_t* values, float* scales, float* minimums) {
-        const float d = half_at(b), dmin = half_at(b + 2);
+        const float d = half_to_float(b), dmin = half_to_float(b + 2);
         const uint8_t *high = b + 16, *quants = b + (kFifthBit ? 48 : 16);
         unpack_scales(b + 4, scales, minimums);
         for (int group = 0; group < 8; ++group) {
@@ -203,7 +189,7 @@ struct K6 {
     static constexpr size_t kElements = 256, kBytes = 210, kInputs = 16;
     static constexpr bool kMinimums = false;
     static void split(const uint8_t* b, int8_t* values, float* scales, float*) {
-        const float d = half_at(b + 208);
+        const float d = half_to_float(b + 208);
         for (int group = 0; group < 16; ++group) {
             const int half = group / 8, part = group % 8 / 2, side = group % 2 * 16;
             const uint8_t* low = b + half * 64 + part % 2 * 32 + side;

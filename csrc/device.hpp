@@ -83,7 +83,8 @@ public:
     void finish();
 
     std::unique_ptr<PackedWeight> pack(nb::handle matrix, bool gated);
-    std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source, bool gated);
+    // vocabulary: for embedding and a shortlist, too.
+    std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source, bool gated, bool vocabulary);
 
     // Makes what lets linear_argmax of a weight be faster, where it does; a copy has no more than most_bytes.
     // inputs: how large each one is beside the others; empty: nobody knows.
@@ -243,6 +244,7 @@ private:
     const Tuning tuning_;
     bool act_bf16_;
     const int activation_levels_; // of bytes, in products with integer weights
+    const bool pairs_;            // of groups of 4 bits, in all kernels of the instruction set
     Arrays arrays_;
     WeightMemory weights_;
     std::shared_ptr<ResultMemory> memory_ = std::make_shared<ResultMemory>();

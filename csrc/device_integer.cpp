@@ -1,6 +1,8 @@
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+#include <vector>
 
 #include "best_of_rows.hpp"
 #include "device_output.hpp"
@@ -32,7 +34,7 @@ const IntegerKernels& kernels_for(const IntegerKernels& kernels, int64_t rows) {
 IntegerCut cut_integer(const IntegerKernels& kernels, const IntegerLinearArgs& a, int threads, int64_t together = 1) {
     const int64_t parts = parts_of(a.rows * a.levels, kernels.rows_of_part, threads);
     const int64_t blocks = divide_up(a.n, kIntegerColumns), row_chunks = divide_up(divide_up(a.rows, parts), kRowsOfUnit);
-    const int64_t block_bytes = a.groups * group_bytes(a.bits);
+    const int64_t block_bytes = a.block_bytes();
     const double products = static_cast<double>(a.rows * a.levels) * kIntegerColumns * kGroup * static_cast<double>(a.groups);
     // Bytes and products that a thread gets through in a nanosecond, where memory and arithmetic are each shared fairly.
     const double block_ns = std::max(static_cast<double>(block_bytes) / 25, products / 350);
@@ -84,12 +86,12 @@ void over_blocks_of_unit(const IntegerKernels& kernels, IntegerLinearArgs args, 
 
 WeightUnits Device::spans_of(const IntegerLinearArgs& args, int64_t together) const {
     const int64_t blocks = divide_up(divide_up(args.n, kIntegerColumns), pool_.size() * together) * together;
-    return {args.weight, pool_.size(), blocks * args.groups * group_bytes(args.bits)};
+    return {args.weight, pool_.size(), blocks * args.block_bytes()};
 }
 
 template <class Call>
 void Device::over_integer_units(const IntegerLinearArgs& args, const IntegerCut& cut, const WeightStream& stream, const Call& call) {
-    const int64_t block_bytes = args.groups * group_bytes(args.bits);
+    const int64_t block_bytes = args.block_bytes();
     Spans spans(cut.units(), pool_.size());
     over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) {
         IntegerLinearArgs own = args;
@@ -101,14 +103,15 @@ void Device::over_integer_units(const IntegerLinearArgs& args, const IntegerCut&
     });
 }
 
-int64_t integer_weight_bytes(int64_t rows, int64_t groups, int bits) {
+int64_t integer_weight_bytes(int64_t rows, int64_t groups, int bits, bool paired) {
     const int64_t limit = std::numeric_limits<int32_t>::max();
     check(rows >= 0 && groups >= 1 && rows < limit && groups < limit / kGroup, "size out of range");
-    return divide_up(rows, kIntegerColumns) * groups * group_bytes(bits);
+    return divide_up(rows, kIntegerColumns) * integer_block_bytes(groups, bits, paired);
 }
 
-IntegerWeight::IntegerWeight(int64_t rows, int64_t groups, int bits, bool gated, WeightMemory& from)
-    : rows(rows), columns(groups * kGroup), bits(bits), gated(gated), memory(from.take(integer_weight_bytes(rows, groups, bits))) {}
+IntegerWeight::IntegerWeight(int64_t rows, int64_t groups, int bits, bool gated, bool paired, WeightMemory& from)
+    : rows(rows), columns(groups * kGroup), bits(bits), gated(gated), paired(paired),
+      memory(from.take(integer_weight_bytes(rows, groups, bits, paired))) {}
 
 namespace {
 
@@ -131,17 +134,43 @@ void pack_group(const IntegerSource& source, const uint8_t* values, char* to) {
     for (int line = 4; line < source.bits; ++line) put(line, highs[line - 4]);
 }
 
+// An output's scales and minimums as whole numbers, `block` being its block and `n` its place in the source; `numbers` is memory for
+// twice as many as there are groups. Loops are simple, so that a compiler makes vectors of them.
+void pack_pairs(const IntegerSource& source, int64_t n, char* block, int64_t column, float* numbers) {
+    const int64_t groups = source.groups, bytes = group_bytes(source.bits);
+    const uint16_t *scales = source.scales + n * groups, *minimums = source.minimums + n * groups;
+    float largest = 0;
+    for (int64_t g = 0; g < groups; ++g) {
+        numbers[g] = half_to_float(scales + g);
+        numbers[groups + g] = (half_to_float(minimums + g) + kTooLarge * numbers[g]) / kTooLarge;
+    }
+    for (int64_t i = 0; i < 2 * groups; ++i) largest = std::max(largest, std::abs(numbers[i]));
+    const float unit = largest / kMostScale, divisor = unit > 0 ? unit : 1;
+    for (int64_t i = 0; i < 2 * groups; ++i) numbers[i] = numbers[i] / divisor + (numbers[i] < 0 ? -0.5f : 0.5f);
+    for (int64_t g = 0; g < groups; ++g) {
+        char* to = block + g / 2 * 2 * bytes + scales_of_pair(column) + g % 2 * 2;
+        const auto scale = static_cast<int16_t>(numbers[g]), minimum = static_cast<int16_t>(numbers[groups + g]);
+        std::memcpy(to, &scale, 2);
+        std::memcpy(to + kIntegerColumns * 4, &minimum, 2);
+    }
+    std::memcpy(block + groups * bytes + column * 4, &unit, 4);
+}
+
 } // namespace
 
-void pack_integer_blocks(const IntegerSource& source, bool gated, char* blocks, int64_t block0, int64_t block1) {
+void pack_integer_blocks(const IntegerSource& source, bool gated, bool paired, char* blocks, int64_t block0, int64_t block1) {
     const int64_t bytes = group_bytes(source.bits), given = source.bits == 4 ? kGroup / 2 : kGroup;
+    std::vector<float> numbers(paired ? 2 * source.groups : 0);
     for (int64_t place = block0 * kIntegerColumns; place < std::min(source.rows, block1 * kIntegerColumns); ++place) {
         const int64_t block = place / kIntegerColumns, column = place % kIntegerColumns;
         const int64_t n = gated ? block % 2 * (source.rows / 2) + block / 2 * kIntegerColumns + column : place;
-        char* group = blocks + block * source.groups * bytes;
+        char* group = blocks + block * integer_block_bytes(source.groups, source.bits, paired);
+        if (paired) pack_pairs(source, n, group, column, numbers.data());
         for (int64_t g = 0; g < source.groups; ++g, group += bytes) {
             const int64_t from = n * source.groups + g;
-            pack_group(source, source.values + from * given, group + place_of_column(source.bits, column));
+            const int64_t sooner = paired && g % 2 ? bytes - kLinesOfFour : 0; // scales of pairs come later
+            pack_group(source, source.values + from * given, group - sooner + place_of_column(source.bits, column));
+            if (paired) continue;
             char* scales = group + scale_of_column(source.bits, column);
             char* seconds = scales + 2 * kIntegerColumns;
             std::memcpy(scales, source.scales + from * (source.bits == 6 ? 2 : 1), 2);
@@ -151,13 +180,14 @@ void pack_integer_blocks(const IntegerSource& source, bool gated, char* blocks, 
     }
 }
 
-std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source, bool gated) {
+std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source, bool gated, bool vocabulary) {
     check_gates(source.rows, gated);
-    auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.bits, gated, weights_);
+    const bool paired = pairs_ && source.bits == 4 && source.groups % 2 == 0 && !vocabulary;
+    auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.bits, gated, paired, weights_);
     char* blocks = weight->memory.data();
     run([&] {
         over_units(divide_up(source.rows, kIntegerColumns),
-                   [&](int64_t block, int) { pack_integer_blocks(source, gated, blocks, block, block + 1); });
+                   [&](int64_t block, int) { pack_integer_blocks(source, gated, paired, blocks, block, block + 1); });
     });
     return weight;
 }
@@ -165,6 +195,7 @@ std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source,
 nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table) {
     const Array in = read(ids, "ids", Type::int32, 1);
     check(!table.gated, "embedding: the table was packed for gated_linear");
+    check(!table.paired, "embedding: the table was not packed as that of a vocabulary");
     hold(table);
     const Size rows = rows_of(in);
     const Result out = result(Type::float32, rows, table.columns, 2);
@@ -183,6 +214,7 @@ Device::IntegerProduct Device::product_of(const Array& x, const IntegerWeight& w
                             activation_levels_},
                            {x.data, nullptr, 0, groups, 0, act_bf16_, weight.bits, activation_levels_}};
     product.args.tuning = tuning_;
+    product.args.paired = product.quantize.paired = weight.paired;
     return product;
 }
 
@@ -203,7 +235,7 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     const Size rows = rows_of(in);
     IntegerProduct product = product_of(in, weight, weight.rows);
     nb::object out = open_output(product.args, in, weight, bias, residual, into);
-    const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits, activation_levels_));
+    const auto records = scratch(records_bytes(rows.capacity, weight.columns / kGroup, weight.bits, activation_levels_, weight.paired));
     issue([this, product, rows, memory = records.data(), stream = follow(spans_of(product.args, 1))]() mutable {
         const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
         const IntegerCut cut = cut_integer(kernels, product.args, pool_.size());
@@ -221,7 +253,7 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     nb::object out;
     const GatedBlockArgs gate = open_gates(in, weight, bias, out);
     const int64_t sums_size = 2 * sums_of_blocks(rows.capacity);
-    const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits, activation_levels_));
+    const auto records = scratch(records_bytes(rows.capacity, weight.columns / kGroup, weight.bits, activation_levels_, weight.paired));
     const auto sums = scratch(pool_.size() * sums_size * 4);
     IntegerProduct product = product_of(in, weight, 2 * kIntegerColumns);
     issue([this, product, rows, gate, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
@@ -267,7 +299,7 @@ const Device::Attempt* Device::attempt_for(const std::vector<Attempt>& attempts,
 int64_t Device::promise_bytes(const std::vector<Attempt>& attempts, int64_t rows) const {
     int64_t most = 0;
     for (const auto& [list, rough] : attempts) {
-        const int64_t records = rows * rough.args.groups * record_bytes(rough.args.bits, rough.args.levels);
+        const int64_t records = records_bytes(rows, rough.args.groups, rough.args.bits, rough.args.levels, false);
         const int64_t found = Promises::bytes(rows, divide_up(rough.args.n, kIntegerColumns), pool_.size());
         const int64_t ordered = list->ends ? rows * bytes_of_row(rough.quantize) : 0;
         most = std::max(most, found + pool_.size() * sums_of_blocks(rows) * 4 + ordered + records);
@@ -330,7 +362,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     const Size rows = rows_of(in);
     const Allowed bits = read_allowed(allowed, rows, weight.rows);
     const Result out = result(Type::int32, rows, 1, 1);
-    const auto records = scratch(rows.capacity * weight.columns / kGroup * record_bytes(weight.bits, activation_levels_));
+    const auto records = scratch(records_bytes(rows.capacity, weight.columns / kGroup, weight.bits, activation_levels_, weight.paired));
     const auto sums = scratch(pool_.size() * sums_of_blocks(rows.capacity) * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
     const std::vector<Attempt> attempts = attempts_by(weight.shortlists, in, &weight);

@@ -28,7 +28,9 @@ Device::Device(const std::string& isa, int num_threads, const std::vector<int>& 
     : kernels_(find_kernels(isa)), integer_(find_integer_kernels(kernels_->isa, integer_kernels)),
       attention_int8_(integer_->few ? integer_->few()->attention_int8 : integer_->attention_int8),
       linear_compact_(kernels_->fix_block && integer_->linear_fixed ? integer_->linear_fixed : kernels_->linear_compact),
-      tuning_(find_tuning(tuning)), act_bf16_(act_bf16), activation_levels_(activation_bits / 8), arrays_(bfloat16),
+      tuning_(find_tuning(tuning)), act_bf16_(act_bf16), activation_levels_(activation_bits / 8),
+      // Intel has no more units for all that pairs take than for multiplications.
+      pairs_(activation_levels_ == 1 && tuning_ != Tuning::common && find_integer_kernels(kernels_->isa, "auto")->pairs), arrays_(bfloat16),
       pool_(num_threads >= 1 && num_threads <= 1024 ? num_threads
                                                     : throw std::invalid_argument("the number of threads must be 1 to 1024"),
             cores),

@@ -13,6 +13,13 @@
 // high ones, and 32 more at the end the low ones, none of which is -128. Records lie in the order in which a tile of rows reads
 // them: [tile][group][row of the tile].
 //
+// Where kernels have them (IntegerKernels::pairs), weights of 4 bits that meet one level lie in pairs of groups whose scales are whole
+// numbers, so that one instruction scales two dots of 16 bits; see docs/decisions/0076. The lines of both groups are followed by S,
+// a scale of each of them for each output, side by side, then by M, as many minimums, and all groups by the outputs' units, floats:
+// a scale is S units, a minimum, of values that are 8 smaller, 8 M. Behind all records are the rows' units, floats. A group's scale is
+// r / 2^15 of its row's. The first record of a pair has kFlipped - 8 * sum and the r of both groups, the second one -8 * sum and
+// 8 * sum * r / 2^15 of both.
+//
 // Where a product need not be that of certain numbers (shortlist.hpp), spans of several groups share a scale on both sides, with 8
 // bits and one level, so that dots become floats once for a span. A span's last record has the offset of all.
 //
@@ -24,6 +31,7 @@
 #include <stdint.h>
 
 #include "even_tiles.hpp"
+#include "half.hpp"
 #include "pieces.hpp"
 
 namespace octavo {
@@ -54,8 +62,21 @@ constexpr int64_t group_bytes(int bits) { return 2 * bits * kLine + (bits == 8 ?
 // In a group: where the bytes of an output's first line are, and its first scale.
 constexpr int64_t place_of_column(int bits, int64_t column) { return column / 16 * bits * kLine + column % 16 * 4; }
 constexpr int64_t scale_of_column(int bits, int64_t column) { return 2 * bits * kLine + column * 2; }
+// In a pair of groups of 4 bits: where the second one's lines are, and an output's scales, one for each group.
+constexpr int64_t kLinesOfFour = 8 * kLine;
+constexpr int64_t scales_of_pair(int64_t column) { return 2 * kLinesOfFour + column * 4; }
 // Of a row's group of activations, for weights with so many bits. Where there are low bytes, they are behind a record of one level.
 constexpr int record_bytes(int bits, int levels) { return levels * kGroup + (bits == 6 ? 12 : 8); }
+// Of so many rows and groups.
+constexpr int64_t records_bytes(int64_t rows, int64_t groups, int bits, int levels, bool paired) {
+    return rows * (groups * record_bytes(bits, levels) + (paired ? 4 : 0));
+}
+// Of a block of so many groups.
+constexpr int64_t integer_block_bytes(int64_t groups, int bits, bool paired) {
+    return groups * group_bytes(bits) + (paired ? kIntegerColumns * 4 : 0);
+}
+// Of pairs. Two products of 16 bits with a scale, and two with a minimum, fit 32 bits.
+constexpr int kMostScale = 16383, kWholeScale = 32767, kTooLarge = 8, kFlipped = 0x8000;
 // The largest value of a group of activations.
 constexpr float largest_value(int levels) { return levels == 2 ? 255.0f * 127 + 127 : 127.0f; }
 // A length as measured, of computed squares: no less than it is. A square is lost where a number is below 1e-19, and rounding takes
@@ -87,6 +108,9 @@ struct IntegerLinearArgs {
     Pieces* pieces = nullptr;
     Tuning tuning = Tuning::common;
     SpanEnds ends = 0;
+    bool paired = false;
+
+    int64_t block_bytes() const { return integer_block_bytes(groups, bits, paired); }
 };
 
 struct QuantizeArgs {
@@ -97,6 +121,7 @@ struct QuantizeArgs {
     int bits; // of the weights
     int levels;
     SpanEnds ends = 0;
+    bool paired = false;
 };
 
 struct IntegerEmbeddingArgs {
@@ -144,6 +169,7 @@ struct IntegerKernels {
     bool (*attention_int8)(const AttentionArgs&, const AttentionUnit*, int64_t count, float* scratch) = nullptr;
     // Null, or KernelTable::linear_compact in whole numbers.
     void (*linear_fixed)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1) = nullptr;
+    bool pairs = false; // of groups, too
 };
 
 const IntegerKernels* integer_generic();

@@ -13,6 +13,8 @@ namespace {
 #include "kernels_outputs.hpp"
 #include "simd_integer_avx2.hpp"
 #include "kernels_groups.hpp"
+#include "kernels_records.hpp"
+#include "kernels_dots.hpp"
 #include "kernels_integer.hpp"
 #include "kernels_quantize.hpp"
 // clang-format on

@@ -21,20 +21,21 @@ struct IntegerSource {
 
 // The same in blocks; see integer.hpp.
 struct IntegerWeight {
-    IntegerWeight(int64_t rows, int64_t groups, int bits, bool gated, WeightMemory& from);
+    IntegerWeight(int64_t rows, int64_t groups, int bits, bool gated, bool paired, WeightMemory& from);
 
     int64_t rows, columns;
     int bits;
-    bool gated; // as PackArgs has it
+    bool gated;  // as PackArgs has it
+    bool paired; // as integer.hpp has it
     WeightMemory::Slice memory;
     std::vector<std::shared_ptr<Shortlist>> shortlists; // for different numbers of rows
 };
 
 // Of the blocks of a matrix. Throws std::invalid_argument for sizes out of range.
-int64_t integer_weight_bytes(int64_t rows, int64_t groups, int bits);
+int64_t integer_weight_bytes(int64_t rows, int64_t groups, int bits, bool paired = false);
 
-// Copies the blocks [block0, block1) of a source to their places among all blocks; gated: as PackArgs has it.
-void pack_integer_blocks(const IntegerSource& source, bool gated, char* blocks, int64_t block0, int64_t block1);
+// Copies the blocks [block0, block1) of a source to their places among all blocks; gated, paired: as IntegerWeight has it.
+void pack_integer_blocks(const IntegerSource& source, bool gated, bool paired, char* blocks, int64_t block0, int64_t block1);
 
 // Quantizes so many groups on up to so many threads of its own.
 QuantizeProblem quantize_groups(const QuantizeWeightsArgs& args, int64_t groups, const IntegerKernels* kernels, int num_threads);

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "even_tiles.hpp"
+#include "half.hpp"
 #include "pieces.hpp"
 
 namespace octavo {

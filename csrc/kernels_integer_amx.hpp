@@ -232,6 +232,7 @@ constexpr IntegerKernels integer_amx_table(const char* name, const IntegerKernel
     table.tiles = [](int64_t rows, int, int, bool) { return (rows + kTileRows - 1) / kTileRows; };
     table.linear = linear_integer_amx;
     table.few = few;
+    table.pairs = false;
     table.rows_of_part = 512; // weights pass sooner
     return table;
 }

@@ -63,24 +63,6 @@ inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
-inline float half_to_float(const char* p) {
-    uint16_t half;
-    __builtin_memcpy(&half, p, sizeof half);
-    const uint32_t magnitude = half & 0x7fffu, sign = static_cast<uint32_t>(half & 0x8000u) << 16;
-    uint32_t bits = (magnitude << 13) + (112u << 23);
-    if (magnitude >= 0x7c00u) bits += 112u << 23;
-    float value;
-    if (magnitude < 0x400u) { // a subnormal has no hidden bit: give it one and subtract it again
-        bits += 1u << 23;
-        __builtin_memcpy(&value, &bits, sizeof value);
-        value -= 6.103515625e-05f;
-        __builtin_memcpy(&bits, &value, sizeof bits);
-    }
-    bits |= sign;
-    __builtin_memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 // To nearest even. Where half precision ends, numbers are compared as bits, and the fraction is shifted out by an addition.
 inline uint16_t float_to_half(float value) {
     uint32_t bits;

@@ -199,5 +199,7 @@ QuantizeProblem quantize_weights(const QuantizeWeightsArgs& a, int64_t group0, i
 constexpr int64_t kRowsOfPart = 96;
 
 constexpr IntegerKernels integer_table(const char* name) {
-    return {name, nullptr, kRowsAtMemory, kRowsOfPart, tiles_of, linear_integer, quantize_rows, measure_rows, embedding_integer, quantize_weights};
+    IntegerKernels table{name, nullptr, kRowsAtMemory, kRowsOfPart, tiles_of, linear_integer, quantize_rows, measure_rows, embedding_integer, quantize_weights};
+    table.pairs = kGroupPairs;
+    return table;
 }

@@ -5,6 +5,7 @@ using Dots = __m256i;
 using Bytes = __m256i;
 constexpr int kIntegerRows = 6, kDotsOfLevels = 4, kRowsAlone = 6, kRowsAloneEight = 6, kRowsAtMemory = 0;
 constexpr bool kFused = true; // vfma rounds once
+constexpr bool kGroupPairs = false; // they gain nothing
 // Vectors of outputs that a tile of so many rows takes at once.
 constexpr int vecs_of(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 

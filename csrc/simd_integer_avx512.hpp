@@ -11,6 +11,7 @@ constexpr int kRowsAlone = 12, kRowsAloneEight = 10, kRowsAtMemory = 4;
 constexpr int kRowsAlone = kIntegerRows, kRowsAloneEight = kIntegerRows, kRowsAtMemory = 0; // a dot takes registers of its own
 #endif
 constexpr bool kFused = true; // vfma rounds once
+constexpr bool kGroupPairs = true; // weights of 4 bits in pairs of groups, too
 // Vectors of outputs that a tile of so many rows takes at once.
 constexpr int vecs_of(int64_t) { return 2; }
 
@@ -24,6 +25,12 @@ inline Dots dtimes255(Dots a) {
     __asm__ volatile("" : "+v"(product));
     return product;
 }
+// Two numbers of 16 bits each: a dot above another one; with the lower ones' sign bits flipped; rounded products over 2^15; and the
+// sums of two products.
+inline Dots dabove(Dots high, Dots low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 16), low); }
+inline Dots dflip(Dots pair) { return _mm512_xor_si512(pair, _mm512_set1_epi32(kFlipped)); }
+inline Dots dtimes(Dots a, Dots b) { return _mm512_mulhrs_epi16(a, b); }
+inline Dots dproducts(Dots a, Dots b) { return _mm512_madd_epi16(a, b); }
 inline Bytes dload(const char* p) { return _mm512_loadu_si512(p); }
 inline Bytes dlow(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
 inline Bytes dhigh(Bytes b) { return _mm512_and_si512(_mm512_srli_epi16(b, 4), _mm512_set1_epi8(15)); }
@@ -80,8 +87,11 @@ inline Fours ddot4(Fours acc, Bytes w, Quad x) { return _mm512_dpbusd_epi32(acc,
 inline Fours dstart4(Dots before) { return before; }
 inline Dots dend4(Dots, Fours sums) { return sums; }
 inline Dots ddot8(Dots acc, Eights w, Quad8 x) { return _mm512_dpbusd_epi32(acc, w, x); }
+inline Dots dadd_products(Dots acc, Dots a, Dots b) { return _mm512_dpwssd_epi32(acc, a, b); }
 
 #else
+
+inline Dots dadd_products(Dots acc, Dots a, Dots b) { return dadd(acc, dproducts(a, b)); }
 
 // A sum that the compiler must have here: else it adds in another order, which takes more registers than there are.
 inline __m512i dhere(__m512i sum) {

@@ -6,6 +6,7 @@ using Dots = IntVec;
 using Bytes = WordVec;
 constexpr int kIntegerRows = 4, kDotsOfLevels = 0, kRowsAlone = 4, kRowsAloneEight = 4, kRowsAtMemory = 0;
 constexpr bool kFused = false; // vfma rounds once
+constexpr bool kGroupPairs = true; // weights of 4 bits in pairs of groups, too
 // Vectors of outputs that a tile of so many rows takes at once.
 constexpr int vecs_of(int64_t) { return 1; }
 
@@ -13,6 +14,16 @@ inline Dots dset(int32_t x) { return Dots{x, x, x, x}; }
 inline Dots dzero() { return dset(0); }
 inline Dots dadd(Dots a, Dots b) { return a + b; }
 inline Dots dtimes255(Dots a) { return a * 255; }
+// Two numbers of 16 bits each: a dot above another one; with the lower ones' sign bits flipped; rounded products over 2^15; and the
+// sums of two products.
+inline Dots dabove(Dots high, Dots low) { return reinterpret_cast<Dots>(reinterpret_cast<WordVec>(high) << 16) + low; }
+inline Dots dflip(Dots pair) { return pair ^ dset(kFlipped); }
+inline Dots dtimes(Dots a, Dots b) {
+    const Dots low = (((a << 16) >> 16) * ((b << 16) >> 16) + 0x4000) >> 15, high = ((a >> 16) * (b >> 16) + 0x4000) >> 15;
+    return (high << 16) | (low & 0xFFFF);
+}
+inline Dots dproducts(Dots a, Dots b) { return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16); }
+inline Dots dadd_products(Dots acc, Dots a, Dots b) { return acc + dproducts(a, b); }
 inline Bytes dload(const char* p) {
     Bytes b;
     __builtin_memcpy(&b, p, sizeof b);

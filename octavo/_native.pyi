@@ -92,7 +92,11 @@ class IntegerWeight:
     def columns(self) -> int: ...
     @property
     def gated(self) -> bool:
-        """Never."""
+        """It is for ``Device.gated_linear`` alone."""
+
+    @property
+    def paired(self) -> bool:
+        """In pairs of groups: the scales of each output are whole numbers."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -178,10 +182,18 @@ class Device:
         """``gated``: a multiple of 64 rows, the first half of them gates, for ``gated_linear``."""
 
     def pack_integer(
-        self, bits: int, values: np.ndarray, scales: np.ndarray, minimums: np.ndarray | None, *, gated: bool = False
+        self,
+        bits: int,
+        values: np.ndarray,
+        scales: np.ndarray,
+        minimums: np.ndarray | None,
+        *,
+        gated: bool = False,
+        vocabulary: bool = False,
     ) -> IntegerWeight:
         """A layout of ``octavo.quant.layouts``, its arrays seen as uint8 and uint16: ``values`` [rows, columns], with 4 bits
-        [rows, columns / 2]; ``scales`` and ``minimums`` [rows, columns / 32], with 6 bits scales [rows, columns / 16]."""
+        [rows, columns / 2]; ``scales`` and ``minimums`` [rows, columns / 32], with 6 bits scales [rows, columns / 16].
+        ``vocabulary``: for ``embedding`` and ``shortlist``, too."""
 
     def embedding(self, ids: np.ndarray, table: PackedWeight | IntegerWeight) -> np.ndarray: ...
     def new_result(self, x: np.ndarray, columns: int) -> np.ndarray:

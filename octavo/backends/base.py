@@ -149,7 +149,8 @@ class Ops(Protocol):
         rounded to nearest even, scale = (largest magnitude) / L. A group whose largest is below 1e-30 counts as zeros; one that
         is not finite makes the row NaN. An output is the sum over groups, in order, in float32, of (dot(q, values) * weight
         scale) * scale, with minimums then also of minimum * (scale * sum(q)); dots are exact, and rounded to float32 where they
-        need more bits than that has. In Int6Group the first product is the sum of those of both halves.
+        need more bits than that has. In Int6Group the first product is the sum of those of both halves. In Int4Group with L =
+        127 scales and minimums may be rounded to 15 bits of the row's and of the output's largest: a hundredth of what q loses.
 
         A weight in ``Stacked`` is its parts', side by side. It is for this op alone, without gates."""
         ...
@@ -261,9 +262,9 @@ class Backend(Protocol):
         """One line for people: the device, its instruction set, its threads."""
         ...
 
-    def weight(self, layout: Any, *, gated: bool = False) -> Weight:
-        """Pack one canonical layout of ``octavo.quant.layouts`` for ``linear`` and ``embedding``; or, ``gated``, for
-        ``gated_linear`` alone."""
+    def weight(self, layout: Any, *, gated: bool = False, vocabulary: bool = False) -> Weight:
+        """Pack one canonical layout of ``octavo.quant.layouts`` for ``linear`` and ``linear_argmax``, that of a ``vocabulary``
+        for ``embedding`` and a shortlist, too; or, ``gated``, for ``gated_linear`` alone."""
         ...
 
     def shortlist(self, weight: Weight, inputs: Array | None = None) -> None:

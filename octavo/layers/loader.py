@@ -39,7 +39,8 @@ class Loader:
         for name, count in zip(names, rows, strict=True):
             self.source.check(name, (count, columns))
         integer = self._integer(names, rows, columns, vocabulary, gated)
-        return self.backend.weight(self._dense(names, rows, columns) if integer is None else integer, gated=gated)
+        layout = self._dense(names, rows, columns) if integer is None else integer
+        return self.backend.weight(layout, gated=gated, vocabulary=vocabulary)
 
     def vector(self, names: Sequence[str], *, sizes: Sequence[int]) -> Array:
         """The vectors joined in order, float32 on the device."""

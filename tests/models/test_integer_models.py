@@ -43,8 +43,8 @@ class Recorder(CpuBackend):
         self.layouts: list[Layout] = []
         self.num_bytes = 0
 
-    def weight(self, layout: Layout, *, gated: bool = False) -> Any:
-        packed = super().weight(layout, gated=gated)
+    def weight(self, layout: Layout, *, gated: bool = False, vocabulary: bool = False) -> Any:
+        packed = super().weight(layout, gated=gated, vocabulary=vocabulary)
         self.layouts.append(layout)
         self.num_bytes += packed.num_bytes
         return packed

@@ -30,9 +30,17 @@ KERNELS = [
 ]
 
 
+TUNINGS = st.sampled_from(["common", "zen4"])
+"""Of which the second has weights in pairs of groups, where an instruction set has them."""
+
+
 @cache
-def device(isa: str, kernels: str = "auto", dtype: str = "bfloat16", threads: int = 2, bits: int = 8) -> CpuBackend:
-    return CpuBackend(compute_dtype=dtype, isa=isa, num_threads=threads, integer_kernels=kernels, activation_bits=bits)
+def device(
+    isa: str, kernels: str = "auto", dtype: str = "bfloat16", threads: int = 2, bits: int = 8, tuning: str = "common"
+) -> CpuBackend:
+    return CpuBackend(
+        compute_dtype=dtype, isa=isa, num_threads=threads, integer_kernels=kernels, activation_bits=bits, tuning=tuning
+    )
 
 
 def random_weight(seed: int, kind: str, n: int, groups: int) -> Integer:
@@ -65,14 +73,24 @@ def size_of_sums(x: np.ndarray, weight: Integer) -> np.ndarray:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=15, deadline=None)
-@given(seed=SEEDS, m=st.integers(0, 500), groups=GROUPS, pairs=st.integers(1, 8), bias=st.booleans(), bits=BITS)
+@given(seed=SEEDS, m=st.integers(0, 500), groups=GROUPS, pairs=st.integers(1, 8), bias=st.booleans(), bits=BITS, tuning=TUNINGS)
 def test_gated_linear_is_linear_and_its_gates(
-    isa: str, kernels: str, kind: str, dtype: str, seed: int, m: int, groups: int, pairs: int, bias: bool, bits: int
+    isa: str,
+    kernels: str,
+    kind: str,
+    dtype: str,
+    seed: int,
+    m: int,
+    groups: int,
+    pairs: int,
+    bias: bool,
+    bits: int,
+    tuning: str,
 ) -> None:
     weight, x = random_weight(seed, kind, 64 * pairs, groups), act(normal(seed + 1, m, groups * GROUP), dtype)
     b = normal(seed + 2, 64 * pairs) if bias else None
     for threads in (1, 3):
-        backend = device(isa, kernels, dtype, threads, bits)
+        backend = device(isa, kernels, dtype, threads, bits, tuning)
         packed = backend.weight(weight, gated=True)
         assert packed.gated
         apart = backend.ops.silu_and_mul(backend.ops.linear(x, backend.weight(weight), bias=b))
@@ -82,16 +100,16 @@ def test_gated_linear_is_linear_and_its_gates(
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None)
-@given(seed=SEEDS, m=st.integers(0, 500), groups=GROUPS, n=st.integers(1, 400), spoilt=st.booleans(), bits=BITS)
+@given(seed=SEEDS, m=st.integers(0, 500), groups=GROUPS, n=st.integers(1, 400), spoilt=st.booleans(), bits=BITS, tuning=TUNINGS)
 def test_linear_argmax_is_linear_and_its_argmax(
-    isa: str, kernels: str, kind: str, seed: int, m: int, groups: int, n: int, spoilt: bool, bits: int
+    isa: str, kernels: str, kind: str, seed: int, m: int, groups: int, n: int, spoilt: bool, bits: int, tuning: str
 ) -> None:
     weight, x = random_weight(seed, kind, n, groups), act(normal(seed + 1, m, groups * GROUP), "bfloat16")
     if spoilt and m:
         x[seed % m, 0] = np.nan
         x[seed // 7 % m] = 0  # every output the same
     for threads in (1, 2, 3):
-        backend = device(isa, kernels, threads=threads, bits=bits)
+        backend = device(isa, kernels, threads=threads, bits=bits, tuning=tuning)
         packed = backend.weight(weight)
         found = backend.ops.linear_argmax(x, packed)
         logits, allowed = np.array(backend.ops.linear(x, packed)), some_allowed(seed, m, n)
@@ -140,9 +158,9 @@ def test_linear_is_what_the_reference_computes(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=15, deadline=None)
-@given(seed=SEEDS, m=ROWS, groups=GROUPS, n=COLUMNS, bits=BITS, data=st.data())
+@given(seed=SEEDS, m=ROWS, groups=GROUPS, n=COLUMNS, bits=BITS, tuning=TUNINGS, data=st.data())
 def test_a_row_depends_on_nothing_else(
-    isa: str, kind: str, seed: int, m: int, groups: int, n: int, bits: int, data: st.DataObject
+    isa: str, kind: str, seed: int, m: int, groups: int, n: int, bits: int, tuning: str, data: st.DataObject
 ) -> None:
     weight = random_weight(seed, kind, n, groups)
     row = normal(seed + 1, 1, groups * GROUP).astype(BF16)
@@ -154,7 +172,7 @@ def test_a_row_depends_on_nothing_else(
         if kernels == "generic" and isa not in ("generic", "amx_emulated"):
             continue
         for threads in (1, 2):
-            backend = device(isa, kernels, threads=threads, bits=bits)
+            backend = device(isa, kernels, threads=threads, bits=bits, tuning=tuning)
             packed = backend.weight(weight)
             results.append(backend.to_host(backend.ops.linear(row, packed)))
             results.append(backend.to_host(backend.ops.linear(others, packed))[place : place + 1])
@@ -164,9 +182,9 @@ def test_a_row_depends_on_nothing_else(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("groups", [18, 50])
-@pytest.mark.parametrize("bits", [8, 16])
-def test_rows_keep_their_bits_at_every_batch_size(isa: str, kind: str, groups: int, bits: int) -> None:
-    backend = device(isa, bits=bits)
+@pytest.mark.parametrize(("bits", "tuning"), [(8, "common"), (8, "zen4"), (16, "common")])
+def test_rows_keep_their_bits_at_every_batch_size(isa: str, kind: str, groups: int, bits: int, tuning: str) -> None:
+    backend = device(isa, bits=bits, tuning=tuning)
     packed = backend.weight(random_weight(1, kind, 500, groups))
     x = normal(2, 600, groups * GROUP).astype(BF16)
     whole = backend.to_host(backend.ops.linear(x, packed))
@@ -178,16 +196,22 @@ def test_rows_keep_their_bits_at_every_batch_size(isa: str, kind: str, groups: i
 @pytest.mark.parametrize("bits", [8, 16])
 @settings(max_examples=15, deadline=None)
 @given(
-    seed=SEEDS, m=ROWS, groups=GROUPS, n=st.lists(COLUMNS, min_size=1, max_size=4), bias=st.booleans(), residual=st.booleans()
+    seed=SEEDS,
+    m=ROWS,
+    groups=GROUPS,
+    n=st.lists(COLUMNS, min_size=1, max_size=4),
+    bias=st.booleans(),
+    residual=st.booleans(),
+    tuning=TUNINGS,
 )
 def test_stacked_weights_are_their_parts_side_by_side(
-    isa: str, bits: int, seed: int, m: int, groups: int, n: list[int], bias: bool, residual: bool
+    isa: str, bits: int, seed: int, m: int, groups: int, n: list[int], bias: bool, residual: bool, tuning: str
 ) -> None:
     parts = [random_weight(seed + i, KINDS[(seed + i) % 4], count, groups) for i, count in enumerate(n)]
     x = normal(seed + 1, m, groups * GROUP).astype(BF16)
     b = normal(seed + 2, sum(n)) if bias else None
     r = normal(seed + 3, m, sum(n)) if residual else None
-    backends: list[Any] = [device(isa, bits=bits), ReferenceBackend(activation_bits=bits)]
+    backends: list[Any] = [device(isa, bits=bits, tuning=tuning), ReferenceBackend(activation_bits=bits)]
     for backend in backends:
         apart = [np.array(backend.ops.linear(x, backend.weight(part))) for part in parts]
         expected = np.concatenate(apart, axis=1)
@@ -218,7 +242,7 @@ def test_embedding_is_a_dequantized_row(isa: str, kernels: str, kind: str, seed:
     table = random_weight(seed, kind, n, groups)
     ids = np.random.default_rng(seed).integers(0, n, count, dtype=np.int32)
     backend = device(isa, kernels)
-    found = np.array(backend.ops.embedding(ids, backend.weight(table)))
+    found = np.array(backend.ops.embedding(ids, backend.weight(table, vocabulary=True)))
     assert same_bits(found, np.ascontiguousarray(table.dequantize()[ids]))
     assert same_bits(oracle("bfloat16").ops.embedding(ids, oracle("bfloat16").weight(table)), found)
 
@@ -278,7 +302,8 @@ def test_activations_are_quantized_as_defined(isa: str, kernels: str, groups: in
 def test_a_row_with_what_is_no_number_is_none(isa: str, kernels: str, kind: str, bad: float) -> None:
     x = normal(3, 9, 64)
     x[4, 40] = bad
-    backends: list[Any] = [device(isa, kernels, "float32"), device(isa, kernels, "float32", bits=16), ReferenceBackend()]
+    backends: list[Any] = [device(isa, kernels, "float32", tuning=tuning) for tuning in ("common", "zen4")]
+    backends += [device(isa, kernels, "float32", bits=16), ReferenceBackend()]
     for backend in backends:
         with np.errstate(invalid="ignore"):
             result = np.array(backend.ops.linear(x, backend.weight(random_weight(1, kind, 40, 2))))

@@ -37,7 +37,8 @@ class Tiny:
     def __init__(self, backend: Backend, kind: str) -> None:
         self.backend = backend
         sizes = [(VOCAB, HIDDEN), (width_of(SHAPE), HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
-        self.table, *self.layer = [backend.weight(KINDS[kind](normal(i, *size) / 8)) for i, size in enumerate(sizes)]
+        matrices = [KINDS[kind](normal(i, *size) / 8) for i, size in enumerate(sizes)]
+        self.table, *self.layer = [backend.weight(matrix, vocabulary=i == 0) for i, matrix in enumerate(matrices)]
         if kind == "stacked":
             qkv = normal(1, *sizes[1]) / 8
             self.layer[0] = backend.weight(Stacked((quantize_int4(qkv[:HIDDEN]), quantize_int8(qkv[HIDDEN:]))))

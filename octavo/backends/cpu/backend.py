@@ -51,7 +51,8 @@ class CpuBackend:
             as "amx" would, slowly, on any machine.
         integer_kernels: "auto", or one of ``_native.integer_kernels(isa)``; all of an instruction set give the same bits.
         activation_bits: of activations in products with integer weights, 8 or 16.
-        tuning: "auto", or one of ``_native.tunings()``: the processor that kernels are to suit; same bits.
+        tuning: "auto", or one of ``_native.tunings()``: the processor that kernels are to suit. Same bits, but for weights in 4
+            bits and activations in 8: scales are whole numbers where that is faster.
         num_threads: None: one for each core that affinity and control group allow.
 
     Raises:
@@ -94,17 +95,23 @@ class CpuBackend:
         return f"cpu, {self.isa}, {threads}, {self.compute_dtype}"
 
     @overload
-    def weight(self, layout: Dense | Integer, *, gated: bool = False) -> "_native.PackedWeight | _native.IntegerWeight": ...
+    def weight(
+        self, layout: Dense | Integer, *, gated: bool = False, vocabulary: bool = False
+    ) -> "_native.PackedWeight | _native.IntegerWeight": ...
     @overload
-    def weight(self, layout: Stacked, *, gated: bool = False) -> StackedWeight: ...
-    def weight(self, layout: Layout, *, gated: bool = False) -> "_native.PackedWeight | _native.IntegerWeight | StackedWeight":
-        """Packed for ``linear`` and ``embedding``, or for ``gated_linear``; a dense one is rounded to the compute dtype. The
+    def weight(self, layout: Stacked, *, gated: bool = False, vocabulary: bool = False) -> StackedWeight: ...
+    def weight(
+        self, layout: Layout, *, gated: bool = False, vocabulary: bool = False
+    ) -> "_native.PackedWeight | _native.IntegerWeight | StackedWeight":
+        """Packed as ``backends.base.Backend`` has it; a dense one is rounded to the compute dtype. The
         layout is not kept."""
         if isinstance(layout, Stacked):
-            return StackedWeight(tuple(self._packed(part, gated=False) for part in layout.parts))
-        return self._packed(layout, gated=gated)
+            return StackedWeight(tuple(self._packed(part, gated=False, vocabulary=vocabulary) for part in layout.parts))
+        return self._packed(layout, gated=gated, vocabulary=vocabulary)
 
-    def _packed(self, layout: Dense | Integer, *, gated: bool) -> "_native.PackedWeight | _native.IntegerWeight":
+    def _packed(
+        self, layout: Dense | Integer, *, gated: bool, vocabulary: bool
+    ) -> "_native.PackedWeight | _native.IntegerWeight":
         # Other sizes are multiplied first and pass their gates in an op of its own.
         fused = gated and layout.shape[0] % (2 * _COLUMN_BLOCK) == 0
         if isinstance(layout, Dense):
@@ -112,7 +119,7 @@ class CpuBackend:
         values = np.ascontiguousarray(layout.packed if isinstance(layout, Int4Group) else layout.values).view(np.uint8)
         scales = np.ascontiguousarray(layout.scales).view(np.uint16)
         minimums = None if layout.minimums is None else np.ascontiguousarray(layout.minimums).view(np.uint16)
-        return self._device.pack_integer(layout.bits, values, scales, minimums, gated=fused)
+        return self._device.pack_integer(layout.bits, values, scales, minimums, gated=fused, vocabulary=vocabulary)
 
     def shortlist(self, weight: "_native.PackedWeight | _native.IntegerWeight", inputs: np.ndarray | None = None) -> None:
         """Keeps a matrix in fewer bits too, where that is worth it and memory is not short."""

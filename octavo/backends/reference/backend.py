@@ -49,11 +49,15 @@ class ReferenceBackend:
         return f"reference, numpy {np.__version__}, {self.compute_dtype}"
 
     @overload
-    def weight(self, layout: Dense | Integer, *, gated: bool = False) -> np.ndarray | IntegerWeight: ...
+    def weight(
+        self, layout: Dense | Integer, *, gated: bool = False, vocabulary: bool = False
+    ) -> np.ndarray | IntegerWeight: ...
     @overload
-    def weight(self, layout: Stacked, *, gated: bool = False) -> np.ndarray | StackedWeight: ...
-    def weight(self, layout: Layout, *, gated: bool = False) -> np.ndarray | IntegerWeight | StackedWeight:
-        """A matrix in float32, rounded to the compute dtype; integers as they are. One that is gated is no other."""
+    def weight(self, layout: Stacked, *, gated: bool = False, vocabulary: bool = False) -> np.ndarray | StackedWeight: ...
+    def weight(
+        self, layout: Layout, *, gated: bool = False, vocabulary: bool = False
+    ) -> np.ndarray | IntegerWeight | StackedWeight:
+        """A matrix in float32, rounded to the compute dtype; integers as they are. What it is for changes nothing."""
         if isinstance(layout, Stacked):
             return StackedWeight(tuple(IntegerWeight.of(part) for part in layout.parts))
         if not isinstance(layout, Dense):
