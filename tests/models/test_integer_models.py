@@ -95,6 +95,11 @@ def test_what_becomes_of_activations_is_the_configurations_choice(name: Any) -> 
     assert np.abs(results[0] - exact).max() > 1e-4
 
 
+NEAR = [("common", 0.02), ("zen4", 0.04)]
+"""How near a native backend is to the reference: a value at the edge of two steps may go either way, and more of them do where
+scales of pairs of groups are rounded."""
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1"])
 @pytest.mark.parametrize("variant", ["llama2", "qwen2"])
 def test_a_file_of_each_type_gives_the_same_logits_on_every_backend(kind: str, variant: str, tmp_path: Path) -> None:
@@ -102,10 +107,13 @@ def test_a_file_of_each_type_gives_the_same_logits_on_every_backend(kind: str, v
     write(wide(variant), tmp_path / "m.gguf", arch=arch, kind=gguf.GGMLQuantizationType[kind])
     prompt = [token % 128 for token in PROMPT[:20]]
     stored = logits_of(tmp_path / "m.gguf", ReferenceBackend(), "stored", prompt)
-    native = logits_of(tmp_path / "m.gguf", CpuBackend(compute_dtype="float32"), "stored", prompt)
     dense = logits_of(tmp_path / "m.gguf", ReferenceBackend(), "plain", prompt)
-    assert np.sqrt(((stored - dense) ** 2).mean()) < 0.12 * dense.std()
-    assert np.sqrt(((native - stored) ** 2).mean()) < 0.02 * dense.std()  # a value at the edge of two steps may go either way
+    lost = np.sqrt(((stored - dense) ** 2).mean())
+    assert lost < 0.12 * dense.std()
+    for tuning, most in NEAR:
+        native = logits_of(tmp_path / "m.gguf", CpuBackend(compute_dtype="float32", tuning=tuning), "stored", prompt)
+        assert np.sqrt(((native - stored) ** 2).mean()) < most * dense.std()
+        assert np.sqrt(((native - dense) ** 2).mean()) < 1.2 * lost
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -116,8 +124,10 @@ def test_a_file_of_several_types_keeps_them_all(bits: int, tmp_path: Path) -> No
     )
     prompt = [token % 128 for token in PROMPT[:20]]
     stored = logits_of(tmp_path / "m.gguf", ReferenceBackend(activation_bits=bits), "stored", prompt)
-    native = CpuBackend(compute_dtype="float32", activation_bits=bits)
-    assert np.sqrt(((logits_of(tmp_path / "m.gguf", native, "stored", prompt) - stored) ** 2).mean()) < 0.02 * stored.std()
+    for tuning, most in NEAR:
+        native = CpuBackend(compute_dtype="float32", activation_bits=bits, tuning=tuning)
+        found = logits_of(tmp_path / "m.gguf", native, "stored", prompt)
+        assert np.sqrt(((found - stored) ** 2).mean()) < most * stored.std()
 
 
 def wide(variant: str) -> Any:
