@@ -134,7 +134,7 @@ bool Device::attend(const AttentionArgs& args, const WantedRows& wanted, int64_t
     over_spans(static_cast<int64_t>(spans.size()), [&](int64_t i, int) {
         kernels_->write_kv(args, spans[i].first, spans[i].second);
     });
-    std::vector<AttentionUnit> units = make_units(args, wanted, sequences);
+    std::vector<AttentionUnit> units = make_units(args, wanted, sequences), parts;
     const bool cut = static_cast<int64_t>(units.size()) < kUnitsPerThread * pool_.size() && pool_.size() > 1;
     int64_t rows = 0, state_floats = 0;
     for (const AttentionUnit& unit : units) {
@@ -143,11 +143,10 @@ bool Device::attend(const AttentionArgs& args, const WantedRows& wanted, int64_t
         if (count > 1) state_floats += count * kernels_->attention_state(args, unit.row1 - unit.row0);
     }
     float* state = at_cache_line(partition_states_, state_floats);
-    std::vector<AttentionUnit> parts;
-    parts.reserve(units.size());
     for (AttentionUnit& unit : units) {
+        if (!cut) break;
         const Partitions range = partitions_of(args, unit);
-        if (!cut || range.count == 1) {
+        if (range.count == 1) {
             parts.push_back(unit);
             continue;
         }
@@ -158,16 +157,17 @@ bool Device::attend(const AttentionArgs& args, const WantedRows& wanted, int64_t
             parts.push_back({unit.seq, unit.kv_head, unit.row0, unit.row1, unit.out_row, part, part + 1, state});
         }
     }
+    const std::vector<AttentionUnit>& all = cut ? parts : units;
     const auto floats = static_cast<size_t>(kernels_->attention_scratch(args, rows));
     const auto attention = args.kv_type == KVType::int8 && attention_int8_ ? attention_int8_ : kernels_->attention;
-    const Runs runs = cut_runs(args, parts, pool_.size());
+    const Runs runs = cut_runs(args, all, pool_.size());
     Spans runs_of(runs.spans);
     std::atomic<bool> valid{true};
     over_claims(runs_of, 1, [&](const Spans::Claim& claim, int thread) {
         const int64_t i = claim.begin, first = i ? runs.ends[i - 1] : 0;
-        if (!attention(args, &parts[first], runs.ends[i] - first, at_cache_line(attention_scratch_[thread], floats))) valid = false;
+        if (!attention(args, &all[first], runs.ends[i] - first, at_cache_line(attention_scratch_[thread], floats))) valid = false;
     });
-    if (parts.size() == units.size() || !valid) return valid;
+    if (all.size() == units.size() || !valid) return valid;
     over_units(static_cast<int64_t>(units.size()), [&](int64_t i, int) {
         if (units[i].state) kernels_->attention_merge(args, units[i], partitions_of(args, units[i]).count);
     });
@@ -198,11 +198,11 @@ void Device::announce(const AttentionArgs& args, int64_t sequences, const char* 
             for (int64_t b = first; left > 0 && b < end; ++b, --left) {
                 const auto block = static_cast<uint32_t>(table[b]); // unchecked where a sequence has no rows
                 if (block >= static_cast<uint32_t>(args.num_blocks)) continue;
-                const int64_t piece = block / together;
+                const uint32_t piece = block / static_cast<uint32_t>(together); // in 32 bits, which is sooner done
                 const uint64_t bit = uint64_t{1} << piece % 64;
                 if (taken[piece / 64] & bit) continue;
                 taken[piece / 64] |= bit;
-                coming_blocks_.push_back(next_layer + piece * together * bytes);
+                coming_blocks_.push_back(next_layer + int64_t{piece} * together * bytes);
             }
             before += end - first;
         }
