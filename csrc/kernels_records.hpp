@@ -140,7 +140,7 @@ template <bool kBf16, int kLevels> void quantize_row(const QuantizeArgs& a, int6
     uint32_t largest = 0;
     for (int64_t g = 0; a.paired && a.groups > kGroupsAtOnce && g < a.groups; ++g) {
         const uint32_t own = largest_of_group<kBf16>(a.x, (row * a.groups + g) * kGroup);
-        largest = own > largest ? own : largest;
+        largest = largest_of(&own, 1, largest);
     }
     for (int64_t g = 0; g < a.groups; g += kGroupsAtOnce) {
         const int64_t groups = min64(kGroupsAtOnce, a.groups - g);
@@ -148,18 +148,21 @@ template <bool kBf16, int kLevels> void quantize_row(const QuantizeArgs& a, int6
     }
 }
 
-void quantize_rows(const QuantizeArgs& a, int64_t tile0, int64_t tile1) {
+// call(row, record, stride) for the rows of tiles: a row's first record, and how far its records are apart.
+template <class Call> inline void over_records(const QuantizeArgs& a, int64_t tile0, int64_t tile1, const Call& call) {
     const int64_t bytes = record_bytes(a.bits, a.levels);
-    const auto one_level = a.x_bf16 ? quantize_row<true, 1> : quantize_row<false, 1>;
-    const auto two_levels = a.x_bf16 ? quantize_row<true, 2> : quantize_row<false, 2>;
-    const auto quantize = a.levels == 2 ? two_levels : one_level;
     const EvenTiles rows(a.rows, a.tiles);
     for (int64_t tile = tile0; tile < tile1; ++tile) {
         const int64_t row0 = rows.begin(tile), size = rows.rows(tile);
-        for (int64_t r = 0; r < size; ++r) {
-            quantize(a, row0 + r, a.out + (row0 * a.groups + r) * bytes, size * bytes);
-        }
+        for (int64_t r = 0; r < size; ++r) call(row0 + r, a.out + (row0 * a.groups + r) * bytes, size * bytes);
     }
+}
+
+void quantize_rows(const QuantizeArgs& a, int64_t tile0, int64_t tile1) {
+    const auto one_level = a.x_bf16 ? quantize_row<true, 1> : quantize_row<false, 1>;
+    const auto two_levels = a.x_bf16 ? quantize_row<true, 2> : quantize_row<false, 2>;
+    const auto quantize = a.levels == 2 ? two_levels : one_level;
+    over_records(a, tile0, tile1, [&](int64_t row, char* record, int64_t stride) { quantize(a, row, record, stride); });
 }
 
 inline float float_at(const char* p) {
@@ -203,15 +206,10 @@ inline void measure_row(const QuantizeArgs& a, const float* times, int64_t row, 
 }
 
 void measure_rows(const QuantizeArgs& a, const float* times, float* lengths, float* changes, int64_t tile0, int64_t tile1) {
-    const int64_t bytes = record_bytes(a.bits, a.levels);
     const auto one_level = a.x_bf16 ? measure_row<true, 1> : measure_row<false, 1>;
     const auto two_levels = a.x_bf16 ? measure_row<true, 2> : measure_row<false, 2>;
     const auto measure = a.levels == 2 ? two_levels : one_level;
-    const EvenTiles rows(a.rows, a.tiles);
-    for (int64_t tile = tile0; tile < tile1; ++tile) {
-        const int64_t row0 = rows.begin(tile), size = rows.rows(tile);
-        for (int64_t row = row0; row < row0 + size; ++row) {
-            measure(a, times, row, a.out + (row0 * a.groups + row - row0) * bytes, size * bytes, lengths[row], changes[row]);
-        }
-    }
+    over_records(a, tile0, tile1, [&](int64_t row, const char* record, int64_t stride) {
+        measure(a, times, row, record, stride, lengths[row], changes[row]);
+    });
 }
