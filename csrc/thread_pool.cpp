@@ -52,7 +52,7 @@ FlushDenormals::~FlushDenormals() {
 #endif
 }
 
-ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cores) {
+ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cores) : size_(num_threads) {
     try {
         for (int i = 1; i < num_threads; ++i) {
             workers_.emplace_back([this, i] { loop(i); });

@@ -24,7 +24,7 @@ public:
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
-    int size() const { return static_cast<int>(workers_.size()) + 1; }
+    int size() const { return size_; }
 
     // Calls body(unit, thread) for each unit in [0, count), thread in [0, size()). One caller at a time. What a body throws is
     // thrown here, once all threads have left the op; units that had not begun by then are left out.
@@ -82,6 +82,7 @@ private:
     void wake();
     void stop();
 
+    const int size_; // workers ask for it while others of them are still being made
     std::vector<std::thread> workers_;
     bool started_ = false;          // for the caller
     std::function<void()> task_;
