@@ -17,11 +17,12 @@ void bind_program(nb::module_& module, nb::class_<Device>& device) {
             },
             "group"_a, "rows"_a, "columns"_a = nb::none())
         .def("trimmed", &Program::trimmed, "result"_a)
+        .def_prop_ro("seconds", &Program::seconds)
         .def_prop_ro("num_ops", &Program::num_ops);
     device.def("new_program", &Device::new_program, nb::keep_alive<0, 1>())
         .def("begin_recording", &Device::begin_recording, "program"_a)
         .def("end_recording", &Device::end_recording)
-        .def("start", &Device::start, "program"_a, "inputs"_a)
+        .def("start", &Device::start, "program"_a, "inputs"_a, "cuts"_a = Program::Cuts{})
         .def("finish", &Device::finish);
 }
 

@@ -78,8 +78,8 @@ public:
         last_stream_ = nullptr;
     }
     std::unique_ptr<Program> new_program() const { return std::make_unique<Program>(arrays_); }
-    // Begins to run a program's ops; they are done when finish() has returned, which takes part in them.
-    void start(Program& program, const std::vector<nb::object>& inputs);
+    // Begins to run a program's ops; they are done when finish() has returned, which takes part in them. cuts: see Program::load.
+    void start(Program& program, const std::vector<nb::object>& inputs, const Program::Cuts& cuts);
     void finish();
 
     std::unique_ptr<PackedWeight> pack(nb::handle matrix, bool gated);
@@ -147,21 +147,27 @@ private:
     Size rows_of(const Array& array) const;
     Size columns_of(const Array& array) const;
     Result result(Type type, Size rows, int64_t columns, int ndim);
-    // Memory for this op's body alone.
-    ResultMemory::Lease scratch(int64_t bytes);
+    // Memory for this op's body alone: for each of its rows, or each thread's. What is recorded uses it again for such alone, as
+    // lanes are not at the same op.
+    ResultMemory::Lease scratch_of_rows(Size rows, int64_t row_bytes);
+    ResultMemory::Lease scratch_of_threads(int64_t bytes);
+    // Or of what is not in lanes.
+    ResultMemory::Lease scratch(int64_t bytes, const ResultMemory::Kind& kind = {});
 
     // A product's blocks, so many together, in equal spans: as few rows have them.
     WeightUnits spans_of(const IntegerLinearArgs& args, int64_t together) const;
     // Tells the product before that this one follows, and returns what will be told of the one after it.
     std::shared_ptr<const WeightStream> follow(const WeightUnits& own);
 
-    // Runs body() now, or appends it to the program being recorded: all that it refers to must be captured by value.
-    template <class Body> void issue(Body body);
+    // Runs body() now, or appends it to the program being recorded: all that it refers to must be captured by value. in_lanes: the
+    // same body may run for several lanes at once.
+    template <class Body> void issue(Body body, bool in_lanes = false);
+    template <class Body> void issue_in_lanes(Body body) { issue(std::move(body), true); }
     // Runs body() now in any case, after what has been started.
     template <class Body> void run(Body&& body);
     void finish_started();
-    // For bodies: call(row0, row1) over all rows, in parallel where `work` (elements touched) is worth it.
-    template <class Call> void over_rows(int64_t rows, int64_t work, const Call& call);
+    // For bodies: call(row0, row1) over those rows, in parallel where `work` (elements touched) is worth it.
+    template <class Call> void over_rows(Range rows, int64_t work, const Call& call);
     // For bodies: call(unit, thread) over all units in parallel.
     template <class Call> void over_units(int64_t count, const Call& call);
     // For bodies: call(unit, thread). Each thread has a span of the units of its own, the same share of them in every op, so that
@@ -184,14 +190,15 @@ private:
     LinearArgs product_of(const Array& x, const PackedWeight& weight) const;
     // For bodies: packs in compact blocks. False: there would be too many exceptions, or too much would be lost, and nothing is packed.
     bool pack_compact(const PackArgs& args, PackedWeight& weight);
-    // Memory for the form of x that the kernel wants, where x has another.
-    ResultMemory::Lease staging_for(const LinearArgs& args, int64_t rows);
+    // Of the form of x that the kernel wants, where x has another; else 0.
+    int64_t staged_row_bytes(const LinearArgs& args) const;
     bool in_whole_numbers(const LinearArgs& args) const { return args.compact && args.compact->exponents; }
-    // The arguments now: with so many rows, staged.
-    LinearArgs staged(const LinearArgs& args, int64_t rows, char* stage);
+    // The arguments now: of those rows alone, staged.
+    LinearArgs staged(const LinearArgs& args, Range rows, char* stage);
     decltype(KernelTable::linear_bf16) kernel_of(const LinearArgs& args, bool bf16) const;
     void multiply(const LinearArgs& args, const WeightStream& stream, bool bf16);
-    void multiply_gated(const LinearArgs& args, const WeightStream& stream, const GatedBlockArgs& gate, float* sums, bool bf16);
+    // sums: sums_size of them a thread.
+    void multiply_gated(const LinearArgs& args, const WeightStream& stream, const GatedBlockArgs& gate, float* sums, int64_t sums_size, bool bf16);
     // Multiplies blocks to `sums` and holds them against what the thread has found before.
     void best_of_blocks(LinearArgs args, int64_t row0, int64_t row1, int64_t block0, int64_t block1, const BestOfRows& best, float* sums,
                         int thread, bool bf16);
@@ -202,7 +209,10 @@ private:
         QuantizeArgs quantize;
     };
     IntegerProduct product_of(const Array& x, const IntegerWeight& weight, int64_t out_stride) const;
-    // For bodies: quantizes so many rows to records, and returns the kernels for them. alone: each row for products of its own.
+    ResultMemory::Lease memory_for_records(Size rows, const IntegerWeight& weight);
+    // For bodies: those rows of a product, as one of its own.
+    static IntegerProduct product_of_rows(IntegerProduct product, Range rows);
+    // For bodies: quantizes a product's rows to records, and returns the kernels for them. alone: each row for products of its own.
     const IntegerKernels& quantize_rows(IntegerProduct& product, int64_t rows, char* records, bool alone = false);
 
     // Adds the list to the weight's, with what call(memory, first, count) measures of each block of its columns, unless that is too
@@ -254,11 +264,12 @@ private:
     nb::object running_;         // the program that was started and not finished
     std::exception_ptr failure_; // of it
     std::mutex busy_; // held while bodies run; the rest is theirs
-    std::vector<float> partition_states_;
-    std::vector<const char*> coming_blocks_;
+    // One a thread:
+    std::vector<std::vector<float>> partition_states_;
+    std::vector<std::vector<const char*>> coming_blocks_;
     std::vector<Pieces> coming_; // what the next layer's attention will read, each thread's part
-    std::vector<std::vector<float>> attention_scratch_; // one a thread
-    std::vector<LogitsScratch> logits_scratch_;         // one a thread
+    std::vector<std::vector<float>> attention_scratch_;
+    std::vector<LogitsScratch> logits_scratch_;
 };
 
 } // namespace octavo

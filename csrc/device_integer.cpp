@@ -92,7 +92,7 @@ WeightUnits Device::spans_of(const IntegerLinearArgs& args, int64_t together) co
 template <class Call>
 void Device::over_integer_units(const IntegerLinearArgs& args, const IntegerCut& cut, const WeightStream& stream, const Call& call) {
     const int64_t block_bytes = args.block_bytes();
-    Spans spans(cut.units(), pool_.size());
+    Spans spans(cut.units(), pool_.team());
     over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) {
         IntegerLinearArgs own = args;
         own.pieces = &coming_[thread];
@@ -200,10 +200,10 @@ nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table)
     const Size rows = rows_of(in);
     const Result out = result(Type::float32, rows, table.columns, 2);
     const IntegerEmbeddingArgs args{in.ints(), table.memory.data(), out.floats(), table.columns / kGroup, table.bits};
-    issue([this, args, rows, ids_end = table.rows] {
-        const int64_t count = rows.now();
-        check_range("token id", args.ids, count, 0, ids_end);
-        over_rows(count, count * args.groups * kGroup * 4, [&](int64_t r0, int64_t r1) { integer_->embedding(args, r0, r1); });
+    issue_in_lanes([this, args, rows, ids_end = table.rows] {
+        const Range own = rows.range();
+        check_range("token id", args.ids + own.begin, own.count(), 0, ids_end);
+        over_rows(own, own.count() * args.groups * kGroup * 4, [&](int64_t r0, int64_t r1) { integer_->embedding(args, r0, r1); });
     });
     return out.array;
 }
@@ -224,8 +224,28 @@ const IntegerKernels& Device::quantize_rows(IntegerProduct& product, int64_t row
     product.args.x = quantize.out = records;
     quantize.rows = product.args.rows = rows;
     quantize.tiles = product.args.tiles = alone ? rows : kernels.tiles(rows, quantize.bits, quantize.levels, quantize.ends != 0);
-    over_rows(quantize.tiles, 2 * rows * quantize.groups * kGroup, [&](int64_t t0, int64_t t1) { kernels.quantize(quantize, t0, t1); });
+    over_rows({0, quantize.tiles}, 2 * rows * quantize.groups * kGroup, [&](int64_t t0, int64_t t1) { kernels.quantize(quantize, t0, t1); });
     return kernels;
+}
+
+namespace {
+
+int64_t bytes_of_row(const QuantizeArgs& a) { return a.groups * kGroup * (a.x_bf16 ? 2 : 4); }
+
+// Where records of the rows from one on begin, in memory for those of all.
+int64_t bytes_before(const QuantizeArgs& a, int64_t row) { return records_bytes(row, a.groups, a.bits, a.levels, a.paired); }
+
+} // namespace
+
+ResultMemory::Lease Device::memory_for_records(Size rows, const IntegerWeight& weight) {
+    return scratch_of_rows(rows, records_bytes(1, weight.columns / kGroup, weight.bits, activation_levels_, weight.paired));
+}
+
+Device::IntegerProduct Device::product_of_rows(IntegerProduct product, Range rows) {
+    product.quantize.x = static_cast<const char*>(product.quantize.x) + rows.begin * bytes_of_row(product.quantize);
+    if (product.args.out) product.args.out += rows.begin * product.args.out_stride;
+    if (product.args.residual) product.args.residual += rows.begin * product.args.out_stride;
+    return product;
 }
 
 nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual,
@@ -235,11 +255,13 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     const Size rows = rows_of(in);
     IntegerProduct product = product_of(in, weight, weight.rows);
     nb::object out = open_output(product.args, in, weight, bias, residual, into);
-    const auto records = scratch(records_bytes(rows.capacity, weight.columns / kGroup, weight.bits, activation_levels_, weight.paired));
-    issue([this, product, rows, memory = records.data(), stream = follow(spans_of(product.args, 1))]() mutable {
-        const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
-        const IntegerCut cut = cut_integer(kernels, product.args, pool_.size());
-        over_integer_units(product.args, cut, *stream, [&](const IntegerLinearArgs& args, int64_t unit, int) {
+    const auto records = memory_for_records(rows, weight);
+    issue_in_lanes([this, product, rows, memory = records.data(), stream = follow(spans_of(product.args, 1))] {
+        const Range own = rows.range();
+        IntegerProduct now = product_of_rows(product, own);
+        const IntegerKernels& kernels = quantize_rows(now, own.count(), memory + bytes_before(now.quantize, own.begin));
+        const IntegerCut cut = cut_integer(kernels, now.args, pool_.team());
+        over_integer_units(now.args, cut, *stream, [&](const IntegerLinearArgs& args, int64_t unit, int) {
             run_integer_unit(kernels, args, cut, unit);
         });
     });
@@ -253,28 +275,25 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     nb::object out;
     const GatedBlockArgs gate = open_gates(in, weight, bias, out);
     const int64_t sums_size = 2 * sums_of_blocks(rows.capacity);
-    const auto records = scratch(records_bytes(rows.capacity, weight.columns / kGroup, weight.bits, activation_levels_, weight.paired));
-    const auto sums = scratch(pool_.size() * sums_size * 4);
-    IntegerProduct product = product_of(in, weight, 2 * kIntegerColumns);
-    issue([this, product, rows, gate, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
-           stream = follow(spans_of(product.args, 2))]() mutable {
-        const IntegerKernels& kernels = quantize_rows(product, rows.now(), memory);
-        const IntegerCut cut = cut_integer(kernels, product.args, pool_.size(), 2);
-        over_integer_units(product.args, cut, *stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {
+    const auto records = memory_for_records(rows, weight);
+    const auto sums = scratch_of_threads(sums_size * 4);
+    const IntegerProduct product = product_of(in, weight, 2 * kIntegerColumns);
+    issue_in_lanes([this, product, rows, gate, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
+                    stream = follow(spans_of(product.args, 2))] {
+        const Range here = rows.range();
+        IntegerProduct mine = product_of_rows(product, here);
+        const GatedBlockArgs gates = from_row(gate, here.begin);
+        const IntegerKernels& kernels = quantize_rows(mine, here.count(), memory + bytes_before(mine.quantize, here.begin));
+        const IntegerCut cut = cut_integer(kernels, mine.args, pool_.team(), 2);
+        over_integer_units(mine.args, cut, *stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {
             now.out = own + thread * sums_size;
             over_blocks_of_unit(kernels, now, cut, unit, 2, [&](const IntegerLinearArgs& a, int64_t count, int64_t) {
-                kernels_->silu_and_mul_block(block_of(gate, a.out, a.first_row, a.first_row + count, a.first_column / 2));
+                kernels_->silu_and_mul_block(block_of(gates, a.out, a.first_row, a.first_row + count, a.first_column / 2));
             });
         });
     });
     return out;
 }
-
-namespace {
-
-int64_t bytes_of_row(const QuantizeArgs& a) { return a.groups * kGroup * (a.x_bf16 ? 2 : 4); }
-
-} // namespace
 
 int64_t Device::sums_of_blocks(int64_t rows) const { return std::min(rows, 2 * kRowsOfUnit) * kIntegerColumns; }
 
@@ -321,7 +340,7 @@ Shortlist* Device::promise(const std::vector<Attempt>& attempts, int64_t rows, c
     if (list.ends) {
         QuantizeArgs& quantize = rough.quantize;
         const auto put = [&]<class T>(const T* from) {
-            over_rows(rows, 2 * rows * quantize.groups * kGroup,
+            over_rows({0, rows}, 2 * rows * quantize.groups * kGroup,
                       [&](int64_t r0, int64_t r1) { put_in_order(from, list.order, r0, r1, reinterpret_cast<T*>(records)); });
         };
         if (quantize.x_bf16) put(static_cast<const uint16_t*>(quantize.x));
@@ -330,10 +349,10 @@ Shortlist* Device::promise(const std::vector<Attempt>& attempts, int64_t rows, c
         records += rows * bytes_of_row(quantize);
     }
     const IntegerKernels& kernels = quantize_rows(rough, rows, records);
-    over_rows(rough.args.tiles, 2 * rows * rough.args.groups * kGroup,
+    over_rows({0, rough.args.tiles}, 2 * rows * rough.args.groups * kGroup,
               [&](int64_t t0, int64_t t1) { kernels.measure(rough.quantize, list.inverse_sizes.data(), found.lengths, found.changes, t0, t1); });
     if (fixed) {
-        over_rows(rows, 2 * rows * fixed->k, [&](int64_t r0, int64_t r1) { kernels_->add_changes(*fixed, list.largest_inverse_size, found.changes, r0, r1); });
+        over_rows({0, rows}, 2 * rows * fixed->k, [&](int64_t r0, int64_t r1) { kernels_->add_changes(*fixed, list.largest_inverse_size, found.changes, r0, r1); });
     }
     for (int64_t row = 0; row < rows; ++row) {
         if (!(found.lengths[row] < Shortlist::kLongest && found.changes[row] < Shortlist::kLongest)) return nullptr;
@@ -362,8 +381,8 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     const Size rows = rows_of(in);
     const Allowed bits = read_allowed(allowed, rows, weight.rows);
     const Result out = result(Type::int32, rows, 1, 1);
-    const auto records = scratch(records_bytes(rows.capacity, weight.columns / kGroup, weight.bits, activation_levels_, weight.paired));
-    const auto sums = scratch(pool_.size() * sums_of_blocks(rows.capacity) * 4);
+    const auto records = memory_for_records(rows, weight);
+    const auto sums = scratch_of_threads(sums_of_blocks(rows.capacity) * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
     const std::vector<Attempt> attempts = attempts_by(weight.shortlists, in, &weight);
     const auto promises = scratch(promise_bytes(attempts, rows.capacity));

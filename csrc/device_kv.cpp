@@ -6,7 +6,7 @@
 
 namespace octavo {
 
-// The rows whose results are wanted, ascending: all `count`, or those of `ids`.
+// The rows whose results are wanted, ascending: all, or the `count` of `ids`.
 struct WantedRows {
     bool all;
     const int32_t* ids;
@@ -31,10 +31,9 @@ void check_cache(const KVBlocks& cache, int64_t layer, HeadShape shape) {
           "the KV cache has another number of kv heads or another head_dim");
 }
 
-void check_sequences(const AttentionArgs& a, int64_t starts, int64_t n, int64_t rows) {
+void check_sequences(const AttentionArgs& a, int64_t n, Range rows) {
     const int32_t *start = a.query_start, *lens = a.seq_lens;
-    check(starts == n + 1, "attention: query_start must have one value more than seq_lens");
-    check(start[0] == 0 && start[n] == rows, "attention: query_start must run from 0 to the number of rows");
+    check(start[0] == rows.begin && start[n] == rows.end, "attention: query_start must run from 0 to the number of rows");
     for (int64_t i = 0; i < n; ++i) {
         int64_t length = int64_t{start[i + 1]} - start[i];
         check(length >= 0, "attention: query_start must not decrease");
@@ -43,9 +42,9 @@ void check_sequences(const AttentionArgs& a, int64_t starts, int64_t n, int64_t 
     }
 }
 
-void check_wanted(const WantedRows& wanted, int64_t rows) {
+void check_wanted(const WantedRows& wanted, Range rows) {
     if (wanted.all) return;
-    check_range("row", wanted.ids, wanted.count, 0, rows);
+    check_range("row", wanted.ids, wanted.count, rows.begin, rows.end);
     for (int64_t i = 1; i < wanted.count; ++i) check(wanted[i - 1] < wanted[i], "attention: rows must ascend");
 }
 
@@ -135,14 +134,14 @@ bool Device::attend(const AttentionArgs& args, const WantedRows& wanted, int64_t
         kernels_->write_kv(args, spans[i].first, spans[i].second);
     });
     std::vector<AttentionUnit> units = make_units(args, wanted, sequences), parts;
-    const bool cut = static_cast<int64_t>(units.size()) < kUnitsPerThread * pool_.size() && pool_.size() > 1;
+    const bool cut = static_cast<int64_t>(units.size()) < kUnitsPerThread * pool_.team() && pool_.team() > 1;
     int64_t rows = 0, state_floats = 0;
     for (const AttentionUnit& unit : units) {
         rows = std::max<int64_t>(rows, unit.row1 - unit.row0);
         const int64_t count = cut ? partitions_of(args, unit).count : 1;
         if (count > 1) state_floats += count * kernels_->attention_state(args, unit.row1 - unit.row0);
     }
-    float* state = at_cache_line(partition_states_, state_floats);
+    float* state = at_cache_line(partition_states_[pool_.first()], state_floats);
     for (AttentionUnit& unit : units) {
         if (!cut) break;
         const Partitions range = partitions_of(args, unit);
@@ -160,7 +159,7 @@ bool Device::attend(const AttentionArgs& args, const WantedRows& wanted, int64_t
     const std::vector<AttentionUnit>& all = cut ? parts : units;
     const auto floats = static_cast<size_t>(kernels_->attention_scratch(args, rows));
     const auto attention = args.kv_type == KVType::int8 && attention_int8_ ? attention_int8_ : kernels_->attention;
-    const Runs runs = cut_runs(args, all, pool_.size());
+    const Runs runs = cut_runs(args, all, pool_.team());
     Spans runs_of(runs.spans);
     std::atomic<bool> valid{true};
     over_claims(runs_of, 1, [&](const Spans::Claim& claim, int thread) {
@@ -186,11 +185,10 @@ void Device::announce(const AttentionArgs& args, int64_t sequences, const char* 
     int64_t blocks = 0, before = 0, sequence = 0; // of all sequences; of those before this one
     for (int64_t i = 0; i < sequences; ++i) blocks += end_block(i) - first_block(i);
     std::vector<uint64_t> taken(divide_up(args.num_blocks, 64 * together)); // a bit for each piece
-    const int64_t threads = pool_.size(), most = next_layer ? kComingBytes / bytes / threads : 0;
-    coming_blocks_.clear();
-    coming_blocks_.reserve(most * threads); // stays where it is
+    const int64_t threads = pool_.team(), most = next_layer ? kComingBytes / bytes / pool_.size() : 0;
     for (int64_t thread = 0; thread < threads; ++thread) {
-        const auto first_piece = static_cast<int64_t>(coming_blocks_.size());
+        std::vector<const char*>& own = coming_blocks_[pool_.first() + thread];
+        own.clear();
         int64_t left = most;
         for (; sequence < sequences && before < blocks * (thread + 1) / threads; ++sequence) {
             const int32_t* table = args.tables + sequence * args.table_width;
@@ -202,13 +200,14 @@ void Device::announce(const AttentionArgs& args, int64_t sequences, const char* 
                 const uint64_t bit = uint64_t{1} << piece % 64;
                 if (taken[piece / 64] & bit) continue;
                 taken[piece / 64] |= bit;
-                coming_blocks_.push_back(next_layer + int64_t{piece} * together * bytes);
+                own.push_back(next_layer + int64_t{piece} * together * bytes);
             }
             before += end - first;
         }
-        const int64_t count = static_cast<int64_t>(coming_blocks_.size()) - first_piece, piece = bytes * together;
-        const int64_t share = divide_up(count * piece, std::max<int64_t>(1, coming_[thread].passes));
-        coming_[thread] = {coming_blocks_.data() + first_piece, count, piece, 0, 0, 0, std::clamp(share, kLeastShare, kLargestShare)};
+        Pieces& pieces = coming_[pool_.first() + thread];
+        const int64_t count = static_cast<int64_t>(own.size()), piece = bytes * together;
+        const int64_t share = divide_up(count * piece, std::max<int64_t>(1, pieces.passes));
+        pieces = {own.data(), count, piece, 0, 0, 0, std::clamp(share, kLeastShare, kLargestShare)};
     }
 }
 
@@ -234,15 +233,22 @@ nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qk
                        static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)), cache.head_bytes(), window, scale,
                        cache.type, act_bf16_, tuning_};
     const char* next_layer = layer + 1 < cache.num_layers ? cache.layer(layer + 1) : nullptr;
-    issue([this, args, all, ids = ids.ints(), rows, results, sequences, starts, width, next_layer,
-           slots_end = cache.num_blocks * cache.block_size]() mutable {
-        args.table_width = width.now();
-        check_range("slot", args.slots, rows.now(), -1, slots_end);
-        check_sequences(args, starts.now(), sequences.now(), rows.now());
-        const WantedRows wanted{all, ids, results.now()};
-        check_wanted(wanted, rows.now());
-        check(attend(args, wanted, sequences.now()), "block id out of range in block_tables");
-        announce(args, sequences.now(), next_layer);
+    issue_in_lanes([this, args, all, ids = ids.ints(), rows, results, sequences, starts, width, next_layer,
+                    slots_end = cache.num_blocks * cache.block_size] {
+        check(starts.now() == sequences.now() + 1, "attention: query_start must have one value more than seq_lens");
+        const Range here = rows.range(), own = sequences.range(), asked = results.range();
+        AttentionArgs now = args;
+        now.table_width = width.now();
+        now.query_start += own.begin;
+        now.seq_lens += own.begin;
+        now.tables += own.begin * now.table_width;
+        if (!all) now.out = static_cast<char*>(args.out) + asked.begin * args.num_heads * args.head_dim * (args.out_bf16 ? 2 : 4);
+        check_range("slot", now.slots + here.begin, here.count(), -1, slots_end);
+        check_sequences(now, own.count(), here);
+        const WantedRows wanted{all, ids + (all ? 0 : asked.begin), asked.count()};
+        check_wanted(wanted, here);
+        check(attend(now, wanted, own.count()), "block id out of range in block_tables");
+        announce(now, own.count(), next_layer);
     });
     return out.array;
 }

@@ -141,21 +141,26 @@ nb::object Device::embedding(nb::handle ids, const PackedWeight& table) {
     const Result out = result(Type::float32, rows, table.columns, 2);
     const EmbeddingArgs args{in.ints(), table.memory.data(), out.floats(), table.rows, table.columns, table.bf16,
                              table.compact.get()};
-    issue([this, args, rows] {
-        const int64_t count = rows.now();
-        check_range("token id", args.ids, count, 0, args.n);
+    issue_in_lanes([this, args, rows] {
+        const Range own = rows.range();
+        check_range("token id", args.ids + own.begin, own.count(), 0, args.n);
         auto kernel = args.compact ? kernels_->embedding_compact : kernels_->embedding;
-        over_rows(count, count * args.k * 4, [&](int64_t r0, int64_t r1) { kernel(args, r0, r1); });
+        over_rows(own, own.count() * args.k * 4, [&](int64_t r0, int64_t r1) { kernel(args, r0, r1); });
     });
     return out.array;
 }
 
-LinearArgs Device::staged(const LinearArgs& args, int64_t rows, char* stage) {
+LinearArgs Device::staged(const LinearArgs& args, Range own, char* stage) {
     LinearArgs now = args;
-    now.rows = rows;
+    now.rows = own.count();
+    now.x = static_cast<const char*>(args.x) + own.begin * args.x_stride * (act_bf16_ ? 2 : 4);
+    if (args.out) now.out += own.begin * args.out_stride;
+    if (args.residual) now.residual += own.begin * args.out_stride;
     if (!act_bf16_) return now;
-    const auto* src = static_cast<const uint16_t*>(args.x);
-    const int64_t k = args.k, work = rows * k;
+    const auto* src = static_cast<const uint16_t*>(now.x);
+    const int64_t k = args.k, work = own.count() * k;
+    const Range rows{0, own.count()};
+    stage += own.begin * staged_row_bytes(args);
     if (in_whole_numbers(args)) {
         auto* fixed = reinterpret_cast<int16_t*>(stage);
         over_rows(rows, work, [&](int64_t r0, int64_t r1) { kernels_->fix_rows({src, fixed, k}, r0, r1); });
@@ -193,12 +198,12 @@ std::shared_ptr<const WeightStream> Device::follow(const WeightUnits& own) {
 }
 
 void Device::multiply(const LinearArgs& args, const WeightStream& stream, bool bf16) {
-    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1, pool_.size());
+    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1, pool_.team());
     const auto kernel = kernel_of(args, bf16);
     LinearArgs common = args;
     // Logits, above all: rows far apart whose lines would share few places in the caches.
     common.past_caches = !args.residual && args.n % 16 == 0 && args.out_stride == args.n && args.rows * args.n * 4 >= kPastCaches;
-    Spans spans(cut.units(), pool_.size());
+    Spans spans(cut.units(), pool_.team());
     over_claims(spans, args.rows < kFewRows ? 2 : 1, [&](const Spans::Claim& claim, int thread) {
         LinearArgs own = common;
         own.pieces = coming_of(thread);
@@ -207,11 +212,10 @@ void Device::multiply(const LinearArgs& args, const WeightStream& stream, bool b
 }
 
 // A unit's product lies in a cache until it has passed its gates.
-void Device::multiply_gated(const LinearArgs& args, const WeightStream& stream, const GatedBlockArgs& gate, float* sums, bool bf16) {
-    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 2, pool_.size());
+void Device::multiply_gated(const LinearArgs& args, const WeightStream& stream, const GatedBlockArgs& gate, float* sums, int64_t sums_size, bool bf16) {
+    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 2, pool_.team());
     const auto kernel = kernel_of(args, bf16);
-    const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
-    Spans spans(cut.units(), pool_.size());
+    Spans spans(cut.units(), pool_.team());
     over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) {
         auto unit = [&, mine = sums + thread * sums_size](LinearArgs now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
             now.out = mine;
@@ -239,7 +243,7 @@ void Device::best_of_blocks(LinearArgs args, int64_t row0, int64_t row1, int64_t
 void Device::multiply_argmax(const LinearArgs& args, const WeightStream& stream, const BestOfRows& best, float* sums, int32_t* places, bool bf16) {
     const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1, pool_.size());
     const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
-    Spans spans(cut.units(), pool_.size());
+    Spans spans(cut.units(), pool_.team());
     over_claims(spans, args.rows < kFewRows ? 2 : 1, [&](const Spans::Claim& claim, int thread) {
         auto unit = [&, mine = sums + thread * sums_size](const LinearArgs& now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
             best_of_blocks(now, row0, row1, block0, block1, best, mine, thread, bf16);
@@ -257,11 +261,11 @@ LinearArgs Device::product_of(const Array& x, const PackedWeight& weight) const 
     return args;
 }
 
-ResultMemory::Lease Device::staging_for(const LinearArgs& args, int64_t rows) {
-    if (in_whole_numbers(args)) return scratch(rows * fixed_row_elements(args.k) * 2);
+int64_t Device::staged_row_bytes(const LinearArgs& args) const {
+    if (in_whole_numbers(args)) return fixed_row_elements(args.k) * 2;
     const bool wanted = act_bf16_ && (kernels_->activation == Activation::fp32 ||
                                       (kernels_->activation == Activation::bf16_padded && args.k % kDepthStep));
-    return scratch(wanted ? rows * divide_up(args.k, kDepthStep) * kDepthStep * 4 : 0);
+    return wanted ? divide_up(args.k, kDepthStep) * kDepthStep * 4 : 0;
 }
 
 nb::object Device::new_result(nb::handle x, int64_t columns) {
@@ -275,9 +279,9 @@ nb::object Device::linear(nb::handle x, const PackedWeight& weight, nb::handle b
     const Size rows = rows_of(in);
     LinearArgs args = product_of(in, weight);
     nb::object out = open_output(args, in, weight, bias, residual, into);
-    const auto memory = staging_for(args, rows.capacity);
-    issue([this, args, rows, stage = memory.data(), stream = follow(units_of(weight, 1))] {
-        multiply(staged(args, rows.now(), stage), *stream, act_bf16_);
+    const auto memory = scratch_of_rows(rows, staged_row_bytes(args));
+    issue_in_lanes([this, args, rows, stage = memory.data(), stream = follow(units_of(weight, 1))] {
+        multiply(staged(args, rows.range(), stage), *stream, act_bf16_);
     });
     return out;
 }
@@ -293,9 +297,9 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
     const Result out = result(Type::int32, rows, 1, 1);
     LinearArgs args = product_of(in, weight);
     args.out_stride = 2 * kColumnBlock;
-    const auto memory = staging_for(args, rows.capacity);
+    const auto memory = scratch_of_rows(rows, staged_row_bytes(args));
     const int64_t chunk = std::min(rows.capacity, chunk_rows(*kernels_, args.k, act_bf16_ ? 2 : 4));
-    const auto sums = scratch(pool_.size() * chunk * args.out_stride * 4);
+    const auto sums = scratch_of_threads(chunk * args.out_stride * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
     const std::vector<Attempt> attempts = attempts_by(weight.shortlists, in, nullptr);
     const auto promises = scratch(promise_bytes(attempts, rows.capacity));
@@ -305,7 +309,7 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
     issue([this, args, attempts, stream, rows, bits, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), found = bests.data(),
            promised = promises.data(), places = out.ints()] {
         const int64_t count = rows.now();
-        const LinearArgs now = staged(args, count, stage);
+        const LinearArgs now = staged(args, {0, count}, stage);
         Promises tops;
         const FixRowsArgs fixed{static_cast<const uint16_t*>(args.x), reinterpret_cast<int16_t*>(stage), args.k};
         const FixRowsArgs* in_numbers = in_whole_numbers(args) ? &fixed : nullptr;
@@ -329,11 +333,14 @@ nb::object Device::gated_linear(nb::handle x, const PackedWeight& weight, nb::ha
     const GatedBlockArgs gate = open_gates(in, weight, bias, out);
     LinearArgs args = product_of(in, weight);
     args.out_stride = 2 * kColumnBlock;
-    const auto memory = staging_for(args, rows.capacity);
+    const auto memory = scratch_of_rows(rows, staged_row_bytes(args));
     const int64_t chunk = std::min(rows.capacity, chunk_rows(*kernels_, args.k, act_bf16_ ? 2 : 4));
-    const auto sums = scratch(pool_.size() * chunk * 2 * kColumnBlock * 4);
-    issue([this, args, gate, rows, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()), stream = follow(units_of(weight, 2))] {
-        multiply_gated(staged(args, rows.now(), stage), *stream, gate, own, act_bf16_);
+    const int64_t sums_size = chunk * 2 * kColumnBlock;
+    const auto sums = scratch_of_threads(sums_size * 4);
+    issue_in_lanes([this, args, gate, rows, sums_size, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()),
+                    stream = follow(units_of(weight, 2))] {
+        const Range now = rows.range();
+        multiply_gated(staged(args, now, stage), *stream, from_row(gate, now.begin), own, sums_size, act_bf16_);
     });
     return out;
 }

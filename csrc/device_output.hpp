@@ -69,6 +69,12 @@ inline GatedBlockArgs block_of(const GatedBlockArgs& gate, const float* sums, in
     return block;
 }
 
+// Of all gates those of the rows from one on.
+inline GatedBlockArgs from_row(GatedBlockArgs gate, int64_t row) {
+    gate.out = static_cast<char*>(gate.out) + row * gate.out_stride * (gate.out_bf16 ? 2 : 4);
+    return gate;
+}
+
 inline void check_gates(int64_t rows, bool gated) {
     check(!gated || rows % (2 * kColumnBlock) == 0, "a gated weight must have a multiple of 64 rows");
 }

@@ -32,8 +32,8 @@ template <class Body> void Device::run(Body&& body) {
     body();
 }
 
-template <class Body> void Device::issue(Body body) {
-    if (program_) program_->append(std::move(body));
+template <class Body> void Device::issue(Body body, bool in_lanes) {
+    if (program_) program_->append(std::move(body), in_lanes);
     else run(body);
 }
 
@@ -46,14 +46,14 @@ template <class Call> void Device::over_claims(Spans& spans, int64_t most, const
 }
 
 template <class Call> void Device::over_spans(int64_t count, const Call& call) {
-    Spans spans(count, pool_.size());
+    Spans spans(count, pool_.team());
     over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) { call(claim.begin, thread); });
 }
 
-template <class Call> void Device::over_rows(int64_t rows, int64_t work, const Call& call) {
+template <class Call> void Device::over_rows(Range rows, int64_t work, const Call& call) {
     const int64_t least = tuning_ == Tuning::zen5 ? kParallelWorkZen5 : kParallelWork;
-    const int64_t units = std::min({rows, int64_t{4} * pool_.size(), std::max<int64_t>(1, work / least)});
-    over_spans(units, [&](int64_t unit, int) { call(rows * unit / units, rows * (unit + 1) / units); });
+    const int64_t count = rows.count(), units = std::min({count, int64_t{4} * pool_.team(), std::max<int64_t>(1, work / least)});
+    over_spans(units, [&](int64_t unit, int) { call(rows.begin + count * unit / units, rows.begin + count * (unit + 1) / units); });
 }
 
 } // namespace octavo

@@ -34,7 +34,7 @@ Device::Device(const std::string& isa, int num_threads, const std::vector<int>& 
       pool_(num_threads >= 1 && num_threads <= 1024 ? num_threads
                                                     : throw std::invalid_argument("the number of threads must be 1 to 1024"),
             cores),
-      coming_(pool_.size()), attention_scratch_(pool_.size()), logits_scratch_(pool_.size()) {
+      partition_states_(pool_.size()), coming_blocks_(pool_.size()), coming_(pool_.size()), attention_scratch_(pool_.size()), logits_scratch_(pool_.size()) {
     check(activation_bits == 8 || activation_bits == 16, "activations have 8 or 16 bits");
 }
 
@@ -45,14 +45,14 @@ void Device::begin_recording(Program& program) {
     program_ = &program;
 }
 
-void Device::start(Program& program, const std::vector<nb::object>& inputs) {
+void Device::start(Program& program, const std::vector<nb::object>& inputs, const Program::Cuts& cuts) {
     check(program.is_of(arrays_), "the program is another device's");
     check(&program != program_, "the program is still being recorded");
     const std::vector<Array> arrays = program.check_inputs(inputs);
     run([&] {
         failure_ = nullptr; // of one that nobody asks for
-        program.load(arrays);
-        pool_.start([&program] { program.run(); });
+        program.load(arrays, cuts);
+        pool_.start([this, &program] { program.run(pool_); });
     });
     running_ = nb::find(program);
 }
@@ -104,10 +104,16 @@ Device::Allowed Device::read_allowed(nb::handle array, Size rows, int64_t column
     return {reinterpret_cast<const uint32_t*>(in.data), columns_of(in), divide_up(columns, 32)};
 }
 
-ResultMemory::Lease Device::scratch(int64_t bytes) { return (program_ ? program_->memory() : *memory_).allocate(bytes); }
+ResultMemory::Lease Device::scratch(int64_t bytes, const ResultMemory::Kind& kind) {
+    return program_ ? program_->memory().allocate(bytes, kind) : memory_->allocate(bytes);
+}
+
+ResultMemory::Lease Device::scratch_of_rows(Size rows, int64_t row_bytes) { return scratch(rows.capacity * row_bytes, {rows.live, row_bytes}); }
+
+ResultMemory::Lease Device::scratch_of_threads(int64_t bytes) { return scratch(pool_.size() * bytes, {&pool_, bytes}); }
 
 Device::Result Device::result(Type type, Size rows, int64_t columns, int ndim) {
-    ResultMemory::Lease lease = scratch(rows.capacity * columns * (type == Type::bfloat16 ? 2 : 4));
+    ResultMemory::Lease lease = scratch_of_rows(rows, columns * (type == Type::bfloat16 ? 2 : 4));
     char* data = lease.data();
     if (program_) program_->set_rows(data, rows);
     return {arrays_.view(data, type, rows.capacity, columns, ndim, std::move(lease).keep()), data};
@@ -119,9 +125,9 @@ nb::object Device::rms_norm(nb::handle x, nb::handle weight, float eps) {
     const Size rows = rows_of(in);
     const Result out = result(act(), rows, in.shape[1], 2);
     const NormArgs args{in.floats(), w.floats(), out.data, in.shape[1], eps, act_bf16_};
-    issue([this, args, rows] {
-        const int64_t count = rows.now();
-        over_rows(count, count * args.size, [&](int64_t r0, int64_t r1) { kernels_->rms_norm(args, r0, r1); });
+    issue_in_lanes([this, args, rows] {
+        const Range own = rows.range();
+        over_rows(own, own.count() * args.size, [&](int64_t r0, int64_t r1) { kernels_->rms_norm(args, r0, r1); });
     });
     return out.array;
 }
@@ -132,9 +138,9 @@ nb::object Device::silu_and_mul(nb::handle gate_up) {
     const Size rows = rows_of(in);
     const Result out = result(act(), rows, in.shape[1] / 2, 2);
     const GatedArgs args{in.floats(), out.data, in.shape[1] / 2, act_bf16_};
-    issue([this, args, rows] {
-        const int64_t count = rows.now();
-        over_rows(count, 4 * count * args.size, [&](int64_t r0, int64_t r1) { kernels_->silu_and_mul(args, r0, r1); });
+    issue_in_lanes([this, args, rows] {
+        const Range own = rows.range();
+        over_rows(own, 4 * own.count() * args.size, [&](int64_t r0, int64_t r1) { kernels_->silu_and_mul(args, r0, r1); });
     });
     return out.array;
 }
@@ -145,10 +151,10 @@ nb::object Device::gather_rows(nb::handle x, nb::handle rows) {
     const Size from = rows_of(in), to = rows_of(index);
     const Result out = result(type, to, in.shape[1], 2);
     const int64_t bytes = in.shape[1] * (type == Type::bfloat16 ? 2 : 4);
-    issue([this, bytes, from, to, source = in.data, target = out.data, ids = index.ints()] {
-        const int64_t count = to.now();
-        check_range("row", ids, count, 0, from.now());
-        over_rows(count, count * bytes / 16, [&](int64_t r0, int64_t r1) {
+    issue_in_lanes([this, bytes, from, to, source = in.data, target = out.data, ids = index.ints()] {
+        const Range own = to.range(), known = from.range();
+        check_range("row", ids + own.begin, own.count(), known.begin, known.end);
+        over_rows(own, own.count() * bytes / 16, [&](int64_t r0, int64_t r1) {
             for (int64_t r = r0; r < r1; ++r) std::memcpy(target + r * bytes, source + ids[r] * bytes, bytes);
         });
     });
@@ -169,9 +175,9 @@ void Device::head_norm(nb::handle qkv, nb::handle weight, HeadShape shape, bool 
     check(w.shape[0] == shape.head_dim, "head_norm: weight must have head_dim values");
     const HeadsArgs args{in.floats(), in.shape[1], keys ? shape.num_heads : 0, keys ? shape.num_kv_heads : shape.num_heads,
                          shape.head_dim, w.floats(), eps, nullptr, nullptr};
-    issue([this, args, rows = rows_of(in)] {
-        const int64_t count = rows.now();
-        over_rows(count, count * args.stride, [&](int64_t r0, int64_t r1) { kernels_->head_norm(args, r0, r1); });
+    issue_in_lanes([this, args, rows = rows_of(in)] {
+        const Range own = rows.range();
+        over_rows(own, own.count() * args.stride, [&](int64_t r0, int64_t r1) { kernels_->head_norm(args, r0, r1); });
     });
 }
 
@@ -183,10 +189,10 @@ void Device::rotary(nb::handle qkv, nb::handle positions, nb::handle cos_sin, He
     check(rows_of(at).same(rows), "rotary: there must be one position for each row of qkv");
     const HeadsArgs args{in.floats(), in.shape[1], 0, shape.num_heads + shape.num_kv_heads, shape.head_dim, nullptr, 0.0f,
                          at.ints(), table.floats()};
-    issue([this, args, rows, end = table.shape[0]] {
-        const int64_t count = rows.now();
-        check_range("position", args.positions, count, 0, end);
-        over_rows(count, count * args.stride, [&](int64_t r0, int64_t r1) { kernels_->rotary(args, r0, r1); });
+    issue_in_lanes([this, args, rows, end = table.shape[0]] {
+        const Range own = rows.range();
+        check_range("position", args.positions + own.begin, own.count(), 0, end);
+        over_rows(own, own.count() * args.stride, [&](int64_t r0, int64_t r1) { kernels_->rotary(args, r0, r1); });
     });
 }
 
@@ -197,7 +203,7 @@ nb::object Device::argmax(nb::handle logits) {
     const Result out = result(Type::int32, rows, 1, 1);
     issue([this, rows, x = in.floats(), n = in.shape[1], ids = out.ints()] {
         const int64_t count = rows.now();
-        over_rows(count, count * n, [&](int64_t r0, int64_t r1) {
+        over_rows({0, count}, count * n, [&](int64_t r0, int64_t r1) {
             for (int64_t r = r0; r < r1; ++r) ids[r] = static_cast<int32_t>(kernels_->argmax(x + r * n, n));
         });
     });

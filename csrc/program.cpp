@@ -1,5 +1,7 @@
 #include "program.hpp"
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -17,15 +19,19 @@ nb::object Program::input(int group, int64_t rows, int64_t columns, int ndim) {
     std::memset(data, 0, rows * columns * 4);
     nb::object array = arrays_.view(data, Type::int32, rows, columns, ndim, std::move(lease).keep());
     inputs_.push_back(std::make_unique<Input>(Input{group, ndim, rows, columns, rows, columns, data, array}));
-    rows_[data] = {rows, &inputs_.back()->rows};
-    for (const auto& input : inputs_) { // of one group, the first one's
-        if (input->group == group) {
-            if (input->row_capacity != rows) throw std::invalid_argument("inputs of a group must have equal capacities");
-            rows_[data] = {rows, &input->rows};
-            break;
-        }
+    rows_[data] = {rows, rows_of_group(group)};
+    for (const auto& input : inputs_) {
+        if (input->group == group && input->row_capacity != rows) throw std::invalid_argument("inputs of a group must have equal capacities");
     }
     return array;
+}
+
+// The first one's.
+const int64_t* Program::rows_of_group(int group) const {
+    for (const auto& input : inputs_) {
+        if (input->group == group) return &input->rows;
+    }
+    throw std::invalid_argument("there is no such group of inputs");
 }
 
 void Program::keep(nb::handle object, const char* data) {
@@ -65,16 +71,42 @@ std::vector<Array> Program::check_inputs(const std::vector<nb::object>& arrays) 
     return sources;
 }
 
-void Program::load(const std::vector<Array>& inputs) {
+void Program::load(const std::vector<Array>& inputs, const Cuts& cuts) {
     for (size_t i = 0; i < inputs.size(); ++i) {
         inputs_[i]->rows = inputs[i].shape[0];
         inputs_[i]->columns = inputs[i].shape[1];
         std::memmove(inputs_[i]->data, inputs[i].data, inputs[i].size() * 4);
     }
+    lanes_.clear();
+    for (size_t group = 0; group < cuts.size(); ++group) {
+        const int64_t* rows = rows_of_group(static_cast<int>(group));
+        lanes_.resize(cuts[0].size() + 1);
+        if (cuts[group].size() != cuts[0].size()) throw std::invalid_argument("every group must be cut as often");
+        int64_t begin = 0;
+        for (size_t lane = 0; lane < lanes_.size(); ++lane) {
+            const int64_t end = lane < cuts[group].size() ? cuts[group][lane] : *rows;
+            if (end < begin || end > *rows) throw std::invalid_argument("cuts must ascend, within the rows of their group");
+            lanes_[lane].add(rows, {begin, end});
+            begin = end;
+        }
+    }
 }
 
-void Program::run() const {
-    for (const auto& op : ops_) op();
+void Program::run(ThreadPool& pool) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (auto op = ops_.begin(); op != ops_.end();) {
+        if (lanes_.size() < 2 || !op->in_lanes) {
+            (op++)->body();
+            continue;
+        }
+        const auto end = std::find_if(op, ops_.end(), [](const Op& next) { return !next.in_lanes; });
+        pool.run_apart(static_cast<int64_t>(lanes_.size()), [&](int64_t lane) {
+            const Lane::Within within(lanes_[lane]);
+            for (auto own = op; own != end; ++own) own->body();
+        });
+        op = end;
+    }
+    seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 nb::object Program::trimmed(nb::handle result) const {

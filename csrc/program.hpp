@@ -5,23 +5,63 @@
 #include <functional>
 #include <initializer_list>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "arrays.hpp"
 #include "result_memory.hpp"
+#include "thread_pool.hpp"
 
 namespace octavo {
+
+struct Range {
+    int64_t begin, end;
+    int64_t count() const { return end - begin; }
+};
+
+// Rows of a program's inputs, and all that its ops make of them, that one thread computes by itself: neither waits for others in
+// every op nor fetches what they have written.
+class Lane {
+public:
+    // Of inputs whose number of rows lies there.
+    void add(const int64_t* live, Range rows) { ranges_.emplace_back(live, rows); }
+    // Where this thread computes a lane, the rows of it; else all.
+    static Range rows_of(const int64_t* live) {
+        if (own_) {
+            for (const auto& [key, rows] : own_->ranges_) {
+                if (key == live) return rows;
+            }
+        }
+        return {0, *live};
+    }
+
+    class Within {
+    public:
+        explicit Within(const Lane& lane) { own_ = &lane; }
+        ~Within() { own_ = nullptr; }
+        Within(const Within&) = delete;
+        Within& operator=(const Within&) = delete;
+    };
+
+private:
+    static inline thread_local const Lane* own_ = nullptr;
+    std::vector<std::pair<const int64_t*, Range>> ranges_;
+};
 
 // A number of rows or columns: known now, or what a program's input has when the op runs.
 struct Size {
     int64_t capacity;
     const int64_t* live; // null: always the capacity
     int64_t now() const { return live ? *live : capacity; }
+    // The rows that an op is to compute here.
+    Range range() const { return live ? Lane::rows_of(live) : Range{0, capacity}; }
     bool same(const Size& other) const { return capacity == other.capacity && live == other.live; }
 };
 
 class Program {
 public:
+    using Cuts = std::vector<std::vector<int64_t>>;
+
     // For the ops of one device, which is told apart by its arrays and outlives the program.
     explicit Program(const Arrays& arrays) : arrays_(arrays), memory_(std::make_shared<ResultMemory>()) {}
     Program(const Program&) = delete;
@@ -33,7 +73,8 @@ public:
     nb::object input(int group, int64_t rows, int64_t columns, int ndim);
 
     ResultMemory& memory() { return *memory_; }
-    void append(std::function<void()> op) { ops_.push_back(std::move(op)); }
+    // in_lanes: rows are computed one by one, and only those of Size::range().
+    void append(std::function<void()> op, bool in_lanes) { ops_.push_back({std::move(op), in_lanes}); }
     // Keeps what is not the program's own alive as long as the program.
     void keep(nb::handle object, const char* data);
     // Says how many rows the array at `data` has. Throws std::invalid_argument where it is no input or result of the program.
@@ -43,9 +84,12 @@ public:
 
     // Arrays to be copied in, in the order in which the inputs were made, checked.
     std::vector<Array> check_inputs(const std::vector<nb::object>& arrays) const;
-    // Copies them in. Needs no interpreter lock, nor does run().
-    void load(const std::vector<Array>& inputs);
-    void run() const;
+    // Copies them in. Needs no interpreter lock, nor does run(). cuts: of each group of inputs, where its rows are cut into lanes, as
+    // often in each; nothing: they are not.
+    void load(const std::vector<Array>& inputs, const Cuts& cuts);
+    void run(ThreadPool& pool);
+    // That the last run took.
+    double seconds() const { return seconds_; }
     // The rows of a result that the last run computed, or will have.
     nb::object trimmed(nb::handle result) const;
     size_t num_ops() const { return ops_.size(); }
@@ -58,12 +102,20 @@ private:
         char* data;
         nb::object array;
     };
+    struct Op {
+        std::function<void()> body;
+        bool in_lanes;
+    };
+
+    const int64_t* rows_of_group(int group) const;
 
     const Arrays& arrays_;
     std::shared_ptr<ResultMemory> memory_;
     std::vector<std::unique_ptr<Input>> inputs_;
     std::unordered_map<const char*, Size> rows_;
-    std::vector<std::function<void()>> ops_;
+    std::vector<Op> ops_;
+    std::vector<Lane> lanes_;
+    double seconds_ = 0;
     std::vector<nb::object> kept_;
 };
 

@@ -16,13 +16,19 @@ nb::object ResultMemory::Lease::keep() && {
     return nb::capsule(new Lease(std::move(*this)), [](void* lease) noexcept { delete static_cast<Lease*>(lease); });
 }
 
-ResultMemory::Lease ResultMemory::allocate(int64_t bytes) {
+ResultMemory::Lease ResultMemory::allocate(int64_t bytes, const Kind& kind) {
+    if (auto& kept = kept_[kind]; !kind.any() && !kept.empty() && kept.back().second.bytes >= bytes) {
+        char* data = kept.back().first;
+        taken_.insert(kept.back());
+        kept.pop_back();
+        return {shared_from_this(), data};
+    }
     bytes = (std::max<int64_t>(bytes, 1) + kLine - 1) / kLine * kLine;
     for (auto& chunk : chunks_) {
         for (auto gap = chunk->free.begin(); gap != chunk->free.end(); ++gap) {
             if (gap->second < bytes) continue;
             char* data = gap->first;
-            taken_[data] = {chunk.get(), bytes};
+            taken_[data] = {chunk.get(), bytes, kind};
             if (gap->second > bytes) chunk->free.emplace_hint(std::next(gap), data + bytes, gap->second - bytes);
             chunk->free.erase(gap);
             return {shared_from_this(), data};
@@ -30,11 +36,16 @@ ResultMemory::Lease ResultMemory::allocate(int64_t bytes) {
     }
     const int64_t last = chunks_.empty() ? kFirstChunk / 2 : chunks_.back()->region.bytes();
     chunks_.push_back(std::make_unique<Chunk>(std::max(bytes, 2 * last)));
-    return allocate(bytes);
+    return allocate(bytes, kind);
 }
 
 void ResultMemory::release(char* data) {
     const auto found = taken_.find(data);
+    if (const Kind kind = found->second.kind; !kind.any()) {
+        kept_[kind].push_back(*found);
+        taken_.erase(found);
+        return;
+    }
     std::map<char*, int64_t>& free = found->second.chunk->free;
     auto gap = free.emplace(data, found->second.bytes).first;
     taken_.erase(found);

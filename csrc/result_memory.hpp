@@ -4,10 +4,12 @@
 
 #include <nanobind/nanobind.h>
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "memory.hpp"
@@ -38,7 +40,16 @@ public:
         char* data_;
     };
 
-    Lease allocate(int64_t bytes);
+    // What memory is to be used for again, if not for anything: for as many bytes of each of the same things.
+    struct Kind {
+        const void* things = nullptr;
+        int64_t bytes = 0;
+        bool any() const { return bytes == 0; }
+        auto operator<=>(const Kind&) const = default;
+    };
+
+    Lease allocate(int64_t bytes, const Kind& kind);
+    Lease allocate(int64_t bytes) { return allocate(bytes, Kind()); }
     bool owns(const char* data) const;
 
 private:
@@ -54,7 +65,9 @@ private:
     struct Taken {
         Chunk* chunk;
         int64_t bytes;
+        Kind kind;
     };
+    std::map<Kind, std::vector<std::pair<char*, Taken>>> kept_; // taken before
     std::unordered_map<char*, Taken> taken_;
 };
 

@@ -25,12 +25,15 @@ public:
     ThreadPool& operator=(const ThreadPool&) = delete;
 
     int size() const { return size_; }
+    // The threads that take part in what is run here: `team` of them from `first` on.
+    int team() const { return apart_ < 0 ? size() : 1; }
+    int first() const { return apart_ < 0 ? 0 : apart_; }
 
-    // Calls body(unit, thread) for each unit in [0, count), thread in [0, size()). One caller at a time. What a body throws is
+    // Calls body(unit, thread) for each unit in [0, count), thread in [first(), first() + team()). One caller at a time. What a body throws is
     // thrown here, once all threads have left the op; units that had not begun by then are left out.
     template <class Body> void run(int64_t count, const Body& body) {
-        if (count <= 1 || workers_.empty()) {
-            for (int64_t i = 0; i < count; ++i) body(i, 0);
+        if (count <= 1 || team() == 1) {
+            for (int64_t i = 0; i < count; ++i) body(i, first());
             return;
         }
         Failure failure;
@@ -47,12 +50,29 @@ public:
         failure.rethrow();
     }
 
+    // Calls body(unit) for each unit in [0, count). What a body runs the thread that has called it runs by itself.
+    template <class Body> void run_apart(int64_t count, const Body& body) {
+        run(count, [&](int64_t unit, int thread) {
+            const Apart apart(thread);
+            body(unit);
+        });
+    }
+
     // Lets another thread run task(), which may call run(), or leaves it to finish(). One at a time, and nothing beside it.
     void start(std::function<void()> task);
     // Returns once what was started is done; helps meanwhile. Throws what it threw. Without one returns at once.
     void finish();
 
 private:
+    // Of the thread that it lives on: its number in a unit of run_apart(), or -1.
+    static inline thread_local int apart_ = -1;
+    struct Apart {
+        explicit Apart(int thread) { apart_ = thread; }
+        ~Apart() { apart_ = -1; }
+        Apart(const Apart&) = delete;
+        Apart& operator=(const Apart&) = delete;
+    };
+
     // The first exception of an op.
     class Failure {
     public:

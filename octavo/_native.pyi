@@ -136,6 +136,10 @@ class Program:
 
     @property
     def num_ops(self) -> int: ...
+    @property
+    def seconds(self) -> float:
+        """That the ops of the last replay took."""
+
     def input(self, group: int, rows: int, columns: int | None = None) -> np.ndarray:
         """An int32 array of at most so many rows, to be given to ops while recording; arrays of a group have equal numbers of
         rows. Without ``columns`` of one dimension."""
@@ -170,9 +174,11 @@ class Device:
         """Until ``end_recording()`` ops are appended to the program instead of being run. Once for each program."""
 
     def end_recording(self) -> None: ...
-    def start(self, program: Program, inputs: Sequence[np.ndarray]) -> None:
+    def start(self, program: Program, inputs: Sequence[np.ndarray], cuts: Sequence[Sequence[int]] = ()) -> None:
         """Copy the inputs in and begin to run the program's ops, on all threads but the caller's. Other ops and programs wait
-        until they are done."""
+        until they are done. ``cuts``: for each of the first groups of inputs, where its rows are cut into lanes, which are
+        computed side by side, each by one thread; no lane may need another's rows. Raises ``ValueError`` for cuts that do not
+        ascend or are not as many in each group."""
 
     def finish(self) -> None:
         """Take part in the ops of the program that was started until they are done. Its results are then those of the inputs.

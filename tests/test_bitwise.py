@@ -13,6 +13,8 @@ import pytest
 
 from octavo import build
 from octavo.backends.base import Backend
+from octavo.backends.cpu import lanes
+from octavo.backends.cpu.topology import default_threads
 from octavo.config import EngineConfig, KVAllocation, KVCacheDtype, ModelConfig
 from octavo.engine import speculation
 from octavo.engine.engine import Engine
@@ -149,6 +151,17 @@ def assert_same(got: Outputs, expected: Outputs) -> None:
 @pytest.mark.parametrize("overlap", [False, True], ids=["depth 1", "depth 2"])
 def test_batched(loaded: LoadedModel, alone: Outputs, overlap: bool) -> None:
     assert_same(run(engine_with(loaded, async_scheduling=overlap), requests()), alone)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["depth 1", "depth 2"])
+def test_in_lanes(loaded: LoadedModel, alone: Outputs, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it would not be faster."""
+    cut: list[int] = []
+    monkeypatch.setattr(lanes, "LEAST_ROWS", 1)
+    monkeypatch.setattr(lanes.Choice, "__init__", lambda choice: setattr(choice, "lanes", True))
+    monkeypatch.setattr(lanes.Choice, "took", lambda choice, seconds: cut.append(1))
+    assert_same(run(engine_with(loaded, async_scheduling=overlap), requests()), alone)
+    assert len(cut) > 20 or default_threads() == 1
 
 
 def test_recorded_alone(loaded: LoadedModel, alone: Outputs) -> None:

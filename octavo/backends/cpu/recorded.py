@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.backends.base import Array, Batch, BatchCapacity, Forward
+from octavo.backends.cpu.lanes import Lanes
 
 if TYPE_CHECKING:
     from octavo import _native
 
-TOKENS, SEQUENCES, STARTS, ROWS = range(4)
-"""Inputs of a group have one entry each for the same things."""
+TOKENS, SEQUENCES, ROWS, STARTS = range(4)
+"""Inputs of a group have one entry each for the same things. The first three are cut into lanes."""
 
 
 class RecordedForward:
@@ -24,6 +25,7 @@ class RecordedForward:
     def __init__(self, device: "_native.Device", forward: Forward, capacity: BatchCapacity) -> None:
         self._device = device
         self._program = program = device.new_program()
+        self._lanes = Lanes(device.num_threads)
         batch = Batch(
             input_ids=program.input(TOKENS, capacity.tokens),
             positions=program.input(TOKENS, capacity.tokens),
@@ -52,8 +54,9 @@ class RecordedForward:
             batch.logits_rows,
             np.empty((len(batch.logits_rows), 0), np.int32) if batch.allowed is None else batch.allowed,
         ]
-        self._device.start(self._program, inputs)
+        self._device.start(self._program, inputs, self._lanes.cuts(batch))
 
     def result(self) -> tuple[Array, ...]:
         self._device.finish()
+        self._lanes.took(self._program.seconds)
         return tuple(self._program.trimmed(result) for result in self._results)
