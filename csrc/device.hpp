@@ -210,10 +210,9 @@ private:
     };
     IntegerProduct product_of(const Array& x, const IntegerWeight& weight, int64_t out_stride) const;
     ResultMemory::Lease memory_for_records(Size rows, const IntegerWeight& weight);
-    // For bodies: those rows of a product, as one of its own.
-    static IntegerProduct product_of_rows(IntegerProduct product, Range rows);
-    // For bodies: quantizes a product's rows to records, and returns the kernels for them. alone: each row for products of its own.
-    const IntegerKernels& quantize_rows(IntegerProduct& product, int64_t rows, char* records, bool alone = false);
+    // For bodies: makes it a product of those rows alone, quantizes them, into memory for the records of all, and returns the kernels
+    // for them. alone: each row for products of its own.
+    const IntegerKernels& quantize_rows(IntegerProduct& product, Range own, char* records, bool alone = false);
 
     // Adds the list to the weight's, with what call(memory, first, count) measures of each block of its columns, unless that is too
     // much for a bound or `call` says so.

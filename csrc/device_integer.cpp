@@ -218,34 +218,28 @@ Device::IntegerProduct Device::product_of(const Array& x, const IntegerWeight& w
     return product;
 }
 
-const IntegerKernels& Device::quantize_rows(IntegerProduct& product, int64_t rows, char* records, bool alone) {
+namespace {
+
+int64_t bytes_of_row(const QuantizeArgs& a) { return a.groups * kGroup * (a.x_bf16 ? 2 : 4); }
+
+} // namespace
+
+const IntegerKernels& Device::quantize_rows(IntegerProduct& product, Range own, char* records, bool alone) {
+    const int64_t rows = own.count();
     const IntegerKernels& kernels = kernels_for(*integer_, alone ? 1 : rows);
     QuantizeArgs& quantize = product.quantize;
-    product.args.x = quantize.out = records;
+    quantize.x = static_cast<const char*>(quantize.x) + own.begin * bytes_of_row(quantize);
+    if (product.args.out) product.args.out += own.begin * product.args.out_stride;
+    if (product.args.residual) product.args.residual += own.begin * product.args.out_stride;
+    product.args.x = quantize.out = records + records_bytes(own.begin, quantize.groups, quantize.bits, quantize.levels, quantize.paired);
     quantize.rows = product.args.rows = rows;
     quantize.tiles = product.args.tiles = alone ? rows : kernels.tiles(rows, quantize.bits, quantize.levels, quantize.ends != 0);
     over_rows({0, quantize.tiles}, 2 * rows * quantize.groups * kGroup, [&](int64_t t0, int64_t t1) { kernels.quantize(quantize, t0, t1); });
     return kernels;
 }
 
-namespace {
-
-int64_t bytes_of_row(const QuantizeArgs& a) { return a.groups * kGroup * (a.x_bf16 ? 2 : 4); }
-
-// Where records of the rows from one on begin, in memory for those of all.
-int64_t bytes_before(const QuantizeArgs& a, int64_t row) { return records_bytes(row, a.groups, a.bits, a.levels, a.paired); }
-
-} // namespace
-
 ResultMemory::Lease Device::memory_for_records(Size rows, const IntegerWeight& weight) {
     return scratch_of_rows(rows, records_bytes(1, weight.columns / kGroup, weight.bits, activation_levels_, weight.paired));
-}
-
-Device::IntegerProduct Device::product_of_rows(IntegerProduct product, Range rows) {
-    product.quantize.x = static_cast<const char*>(product.quantize.x) + rows.begin * bytes_of_row(product.quantize);
-    if (product.args.out) product.args.out += rows.begin * product.args.out_stride;
-    if (product.args.residual) product.args.residual += rows.begin * product.args.out_stride;
-    return product;
 }
 
 nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb::handle bias, nb::handle residual,
@@ -257,9 +251,8 @@ nb::object Device::linear_integer(nb::handle x, const IntegerWeight& weight, nb:
     nb::object out = open_output(product.args, in, weight, bias, residual, into);
     const auto records = memory_for_records(rows, weight);
     issue_in_lanes([this, product, rows, memory = records.data(), stream = follow(spans_of(product.args, 1))] {
-        const Range own = rows.range();
-        IntegerProduct now = product_of_rows(product, own);
-        const IntegerKernels& kernels = quantize_rows(now, own.count(), memory + bytes_before(now.quantize, own.begin));
+        IntegerProduct now = product;
+        const IntegerKernels& kernels = quantize_rows(now, rows.range(), memory);
         const IntegerCut cut = cut_integer(kernels, now.args, pool_.team());
         over_integer_units(now.args, cut, *stream, [&](const IntegerLinearArgs& args, int64_t unit, int) {
             run_integer_unit(kernels, args, cut, unit);
@@ -281,9 +274,9 @@ nb::object Device::gated_linear_integer(nb::handle x, const IntegerWeight& weigh
     issue_in_lanes([this, product, rows, gate, sums_size, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
                     stream = follow(spans_of(product.args, 2))] {
         const Range here = rows.range();
-        IntegerProduct mine = product_of_rows(product, here);
+        IntegerProduct mine = product;
         const GatedBlockArgs gates = from_row(gate, here.begin);
-        const IntegerKernels& kernels = quantize_rows(mine, here.count(), memory + bytes_before(mine.quantize, here.begin));
+        const IntegerKernels& kernels = quantize_rows(mine, here, memory);
         const IntegerCut cut = cut_integer(kernels, mine.args, pool_.team(), 2);
         over_integer_units(mine.args, cut, *stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {
             now.out = own + thread * sums_size;
@@ -348,7 +341,7 @@ Shortlist* Device::promise(const std::vector<Attempt>& attempts, int64_t rows, c
         quantize.x = records;
         records += rows * bytes_of_row(quantize);
     }
-    const IntegerKernels& kernels = quantize_rows(rough, rows, records);
+    const IntegerKernels& kernels = quantize_rows(rough, {0, rows}, records);
     over_rows({0, rough.args.tiles}, 2 * rows * rough.args.groups * kGroup,
               [&](int64_t t0, int64_t t1) { kernels.measure(rough.quantize, list.inverse_sizes.data(), found.lengths, found.changes, t0, t1); });
     if (fixed) {
@@ -396,7 +389,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
         Promises tops;
         if (Shortlist* list = promise(attempts, count, promised, bits.now(), bits.words, nullptr, tops)) {
             const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
-            const IntegerKernels& kernels = quantize_rows(product, count, memory, true);
+            const IntegerKernels& kernels = quantize_rows(product, {0, count}, memory, true);
             const auto compute = [&](int64_t row, int64_t block, int thread) {
                 IntegerLinearArgs now = product.args;
                 now.out = own + thread * sums_of_blocks(count);
@@ -407,7 +400,7 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
             };
             if (settle(*list, tops, best, compute)) return best.merge(places);
         }
-        const IntegerKernels& kernels = quantize_rows(product, count, memory);
+        const IntegerKernels& kernels = quantize_rows(product, {0, count}, memory);
         const IntegerCut cut = cut_integer(kernels, product.args, pool_.size());
         const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
         over_integer_units(product.args, cut, stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {

@@ -17,10 +17,10 @@ nb::object ResultMemory::Lease::keep() && {
 }
 
 ResultMemory::Lease ResultMemory::allocate(int64_t bytes, const Kind& kind) {
-    if (auto& kept = kept_[kind]; !kind.any() && !kept.empty() && kept.back().second.bytes >= bytes) {
-        char* data = kept.back().first;
-        taken_.insert(kept.back());
-        kept.pop_back();
+    if (const auto found = kept_.find(kind); found != kept_.end() && !found->second.empty() && found->second.back().second.bytes >= bytes) {
+        char* data = found->second.back().first;
+        taken_.insert(found->second.back());
+        found->second.pop_back();
         return {shared_from_this(), data};
     }
     bytes = (std::max<int64_t>(bytes, 1) + kLine - 1) / kLine * kLine;
