@@ -3,25 +3,20 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
+#include "pause.hpp"
+
 namespace octavo {
 
 namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(60);
-
-inline void pause() {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 void pin(std::thread& thread, int core) {
     cpu_set_t set;
@@ -52,7 +47,7 @@ FlushDenormals::~FlushDenormals() {
 #endif
 }
 
-ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cores) : size_(num_threads) {
+ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cores) : size_(num_threads), duties_(num_threads) {
     try {
         for (int i = 1; i < num_threads; ++i) {
             workers_.emplace_back([this, i] { loop(i); });
@@ -91,9 +86,10 @@ void ThreadPool::submit(int64_t count, Call call, const void* body) {
     if (sleepers_.load(std::memory_order_relaxed) > 0) wake();
     call(body, 0, 0);
     const int64_t others = count - 1 - work(claims_.load(std::memory_order_relaxed), 0);
-    for (int spins = 0; finished_.load(std::memory_order_acquire) - finished != others;) {
-        if (++spins < 20000) pause();
+    for (int64_t spins = 1; finished_.load(std::memory_order_acquire) - finished != others; ++spins) {
+        if (spins < 20000) pause();
         else sched_yield(); // the thread that holds the last unit may want this core
+        if (spins % patience_.load(std::memory_order_relaxed) == 0) fetch(1, size());
     }
 }
 
@@ -130,13 +126,26 @@ void ThreadPool::finish() {
 }
 
 void ThreadPool::run_task() {
+    duties_[0].begin(Duty::self());
     try {
         task_();
     } catch (...) {
         thrown_ = std::current_exception();
     }
+    duties_[0].end();
     done_ = true;
     wake();
+}
+
+bool ThreadPool::fetch(int first, int end) {
+    if (fetching_.exchange(true, std::memory_order_acquire)) return false;
+    Duty::Trade trade = Duty::Trade::none;
+    for (int thread = first; thread < end && trade == Duty::Trade::none; ++thread) trade = duties_[thread].trade_cores();
+    const int patience = patience_.load(std::memory_order_relaxed);
+    if (trade == Duty::Trade::good) patience_.store(std::max(patience / 2, kPatience), std::memory_order_relaxed);
+    if (trade == Duty::Trade::vain) patience_.store(std::min(patience * 4, kMostPatience), std::memory_order_relaxed);
+    fetching_.store(false, std::memory_order_release);
+    return trade != Duty::Trade::none;
 }
 
 void ThreadPool::loop(int thread) {
@@ -146,6 +155,7 @@ void ThreadPool::loop(int thread) {
 
 void ThreadPool::help(int thread, const std::atomic<bool>& enough) {
     const bool takes_tasks = &enough == &stopping_ && thread == size() - 1;
+    const int self = Duty::self();
     uint64_t last = 0; // op
     while (!enough.load(std::memory_order_acquire)) {
         const auto deadline = std::chrono::steady_clock::now() + kSpin;
@@ -156,6 +166,7 @@ void ThreadPool::help(int thread, const std::atomic<bool>& enough) {
             if (spins % 64 == 0 && std::chrono::steady_clock::now() > deadline) break;
         }
         if (seen >> 32 == last) {
+            if (patience_.load(std::memory_order_relaxed) == kPatience && fetch(0, 1)) continue;
             const uint32_t wakes = wakes_.load();
             ++sleepers_;
             if (claims_.load() >> 32 == last && !enough) wakes_.wait(wakes);
@@ -164,7 +175,11 @@ void ThreadPool::help(int thread, const std::atomic<bool>& enough) {
         }
         last = seen >> 32;
         if (takes_tasks && open_.load(std::memory_order_relaxed) && open_.exchange(false)) run_task();
-        else work(seen, thread);
+        else {
+            duties_[thread].begin(self);
+            work(seen, thread);
+            duties_[thread].end();
+        }
     }
 }
 

@@ -12,6 +12,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "duty.hpp"
+
 namespace octavo {
 
 class ThreadPool {
@@ -99,10 +101,17 @@ private:
     // Takes part in ops until `enough`; the pool's last thread in tasks, too.
     void help(int thread, const std::atomic<bool>& enough);
     void run_task();
+    // Brings one of the threads [first, end) that is put aside while it has something to do to the caller's core.
+    bool fetch(int first, int end);
     void wake();
     void stop();
 
     const int size_; // workers ask for it while others of them are still being made
+    // Pauses, a hundred microseconds or less, and some milliseconds.
+    static constexpr int kPatience = 2000, kMostPatience = 64 * kPatience;
+    std::atomic<int> patience_{kPatience}; // grows where fetching is in vain, as when all cores have other programs
+    std::atomic<bool> fetching_{false};
+    std::vector<Duty> duties_; // [0]: of the thread that runs a task; else of that with this number in an op
     std::vector<std::thread> workers_;
     bool started_ = false;          // for the caller
     std::function<void()> task_;
