@@ -6,7 +6,7 @@ import pytest
 from octavo.backends.base import Array, Batch
 from octavo.backends.cpu import lanes
 from octavo.backends.cpu.backend import CpuBackend
-from octavo.backends.cpu.lanes import PERIOD, TRIES, Choice, Lanes
+from octavo.backends.cpu.lanes import LEAST_ROWS, PERIOD, TRIES, Choice, Lanes
 from octavo.quant.layouts import Dense
 from tests.ops.devices import DTYPES, ISAS, device, normal, same_bits
 from tests.ops.test_recorded import BATCHES, CAPACITY, KINDS, LENGTH, Tiny, batch_of, replay
@@ -19,8 +19,9 @@ def decoding(count: int) -> Batch:
 
 
 def test_only_batches_of_a_token_each_are_cut() -> None:
-    assert Lanes(1).cuts(decoding(60)) == Lanes(4).cuts(decoding(31)) == Lanes(2).cuts(batch_of([17, 1], [17, 4])) == []
-    two, four = lanes_at_once(2), lanes_at_once(4)
+    one, two, four = lanes_at_once(1), lanes_at_once(2), lanes_at_once(4)
+    assert one.cuts(decoding(33)) == four.cuts(decoding(4 * LEAST_ROWS - 1)) == []
+    assert two.cuts(batch_of([2] + [1] * 16, [2] * 17)) == []
     assert two.cuts(decoding(17)) == [[8]] * 3
     assert four.cuts(decoding(33)) == [[8, 16, 24]] * 3
     some = decoding(20)
@@ -30,7 +31,7 @@ def test_only_batches_of_a_token_each_are_cut() -> None:
 
 def lanes_at_once(num_threads: int) -> Lanes:
     made = Lanes(num_threads)
-    for count in (17, 33):
+    for count in (17, 4 * LEAST_ROWS - 1, 33):
         choice = made._choices[count.bit_length()] = Choice()
         choice.lanes = True
     return made

@@ -11,7 +11,7 @@ import numpy as np
 
 from octavo.backends.base import Batch
 
-LEAST_ROWS = 8
+LEAST_ROWS = 6
 """of a lane; with fewer, memory is what all wait for"""
 TRIES = 3
 """steps of either way when both are tried"""
