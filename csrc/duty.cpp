@@ -1,6 +1,5 @@
 #include "duty.hpp"
 
-#include <sched.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -8,6 +7,7 @@
 #include <cstring>
 #include <optional>
 
+#include "cores.hpp"
 #include "pause.hpp"
 
 namespace octavo {
@@ -37,13 +37,6 @@ int core_of(pid_t thread) {
     for (int i = 0; field && i < 37; ++i) field = std::strchr(field + 1, ' ');
     int core;
     return field && std::sscanf(field, "%d", &core) == 1 ? core : -1;
-}
-
-cpu_set_t only(int core) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(core, &set);
-    return set;
 }
 
 // A thread that may run on several cores may do so afterwards, too; one that is pinned is pinned there.

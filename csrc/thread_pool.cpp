@@ -10,6 +10,7 @@
 #include <immintrin.h>
 #endif
 
+#include "cores.hpp"
 #include "pause.hpp"
 
 namespace octavo {
@@ -19,9 +20,7 @@ namespace {
 constexpr auto kSpin = std::chrono::microseconds(60);
 
 void pin(std::thread& thread, int core) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(core, &set);
+    const cpu_set_t set = only(core);
     pthread_setaffinity_np(thread.native_handle(), sizeof set, &set); // a refusal costs speed only
 }
 

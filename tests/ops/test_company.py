@@ -13,7 +13,7 @@ import pytest
 from octavo.backends.base import Array, Batch
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.quant.layouts import Dense
-from tests.ops.devices import ISAS, act, normal, same_bits
+from tests.ops.devices import ISAS, normal, same_bits
 from tests.ops.test_recorded import CAPACITY, VOCAB, batch_of
 
 BATCH = batch_of([17, 1, 5], [17, 4, 9])
@@ -48,8 +48,8 @@ class Model:
         before = threads()
         self._backend = CpuBackend(compute_dtype="float32", isa=ISAS[0], num_threads=num_threads)
         self.workers = threads() - before
-        self._table = self._backend.weight(Dense(act(normal(1, VOCAB, 256), "float32")), vocabulary=True)
-        self._weight = self._backend.weight(Dense(act(normal(2, 2048, 256), "float32")))
+        self._table = self._backend.weight(Dense(normal(1, VOCAB, 256)), vocabulary=True)
+        self._weight = self._backend.weight(Dense(normal(2, 2048, 256)))
         self._graph = self._backend.capture(self._forward, CAPACITY)
 
     def _forward(self, batch: Batch) -> tuple[Array, ...]:
@@ -66,8 +66,15 @@ class Model:
         return self._backend.to_host(result)
 
 
-def mask(thread: int) -> set[int]:
-    return os.sched_getaffinity(thread)
+mask = os.sched_getaffinity
+
+
+def may_go_anywhere(ids: set[int]) -> bool:
+    """In the end: who trades is on one core until its turn comes there."""
+    until = time.monotonic() + PATIENCE
+    while any(mask(thread) != set(CORES) for thread in ids) and time.monotonic() < until:
+        time.sleep(0.01)
+    return all(mask(thread) == set(CORES) for thread in ids)
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="two cores are needed to trade them")
@@ -91,7 +98,7 @@ def test_a_thread_whose_core_is_taken_gets_another_one(
     # Threads that may go anywhere still may.
     for _ in range(500):
         assert same_bits(compute(model), alone)
-    assert all(mask(thread) == set(CORES) for thread in (*free, threading.get_native_id()))
+    assert may_go_anywhere({*free, threading.get_native_id()})
 
 
 def test_where_all_cores_are_taken_results_are_the_same(busy: Callable[[int], None]) -> None:
@@ -102,4 +109,4 @@ def test_where_all_cores_are_taken_results_are_the_same(busy: Callable[[int], No
     for _ in range(300):
         assert same_bits(model.recorded(), alone)
         assert same_bits(model.op_by_op(), alone)
-    assert all(mask(thread) == set(CORES) for thread in (*model.workers, threading.get_native_id()))
+    assert may_go_anywhere({*model.workers, threading.get_native_id()})
