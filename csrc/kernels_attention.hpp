@@ -203,8 +203,8 @@ inline __attribute__((always_inline)) void add_dimensions(Ints (&acc)[R][V], con
     IntPairs k[V];
     for (int v = 0; v < V; ++v) k[v] = key_pairs<G>(keys + v * kJoined<G>, i);
     for (int r = 0; r < R; ++r) {
-        const int32_t pair = pair_at(q + r * ldq + i);
-        for (int v = 0; v < V; ++v) acc[r][v] = idot(acc[r][v], pair, k[v]);
+        const IntPairs pair = iset(pair_at(q + r * ldq + i));
+        for (int v = 0; v < V; ++v) idot(acc[r][v], k[v], pair);
     }
 }
 
@@ -286,8 +286,8 @@ inline __attribute__((always_inline)) void add_positions(Ints (&acc)[R][V], cons
     IntPairs x[V];
     for (int v = 0; v < V; ++v) x[v] = ipairs(row + 2 * v * W);
     for (int r = 0; r < R; ++r) {
-        const int32_t pair = pair_at(weights + r * kWeightStride<int16_t> + i);
-        for (int v = 0; v < V; ++v) acc[r][v] = idot(acc[r][v], pair, x[v]);
+        const IntPairs pair = iset(pair_at(weights + r * kWeightStride<int16_t> + i));
+        for (int v = 0; v < V; ++v) idot(acc[r][v], x[v], pair);
     }
 }
 
@@ -486,16 +486,6 @@ inline void score_tile(const AttentionArgs& a, const AttentionScratch<F, A>& s, 
     case 8: multiply_keys<8>(a, s, tile); break;
     default: multiply_keys<kTokenGroup>(a, s, tile);
     }
-    if (!kQuantized<T>) return;
-    for (int64_t g = tile.first; g < tile.count; ++g) {
-        for (int64_t i = 0; i < kTokenGroup; i += W) {
-            const Vec scale = vload(tile.key_scales[g] + i);
-            float* scores = s.scores + g * kTokenGroup + i;
-            for (int64_t h = 0; h < s.heads; ++h) {
-                vstore(scores + h * kTokenTile, vmul(vload(scores + h * kTokenTile), vmul(scale, vset(s.q_scales[h]))));
-            }
-        }
-    }
 }
 
 inline float whole_numbers_of(float largest) { return largest >= kLeastMagnitude ? 32767.0f / largest : 0.0f; }
@@ -504,40 +494,42 @@ inline float scale_of(float largest) { return largest < kLeastMagnitude ? 0.0f :
 inline void store_factors(float* p, Vec v) { vstore(p, v); }
 inline void store_factors(uint16_t* p, Vec v) { vstore_bf16(p, v); }
 
-// exp(scores - top), as exact as F.
-template <class F> inline Vec weights_of(Vec scores, float top) {
+// exp(scores * unit - top), as exact as F.
+template <class F> inline Vec weights_of(Vec scores, float unit, float top) {
 #ifdef OCTAVO_POW2_NEAR
-    if constexpr (__is_same(F, uint16_t)) {
+    if constexpr (!__is_same(F, float)) {
         constexpr float kLog2e = 1.44269504f;
-        return vpow2_near(vfma(scores, vset(kLog2e), vset(-top * kLog2e)));
+        return vpow2_near<kExact<F>>(vfma(scores, vset(unit * kLog2e), vset(-top * kLog2e)));
     }
 #endif
-    return vexp(vsub(scores, vset(top)));
+    return vexp(kExact<F> ? vfma(scores, vset(unit), vset(-top)) : vsub(scores, vset(top)));
 }
 
 // A score may be so much above what is subtracted from it: e^kSlack is no less exact than e^0, and almost no tile after the first
 // of a partition rescales what was accumulated, or waits for the largest of its scores.
 constexpr float kSlack = 8.0f;
 
-// Makes one head's scores in [begin, end) weights, of values without their scales, and rescales what was accumulated before.
-// kWhole: these are all of the tile. Exact weights are whole numbers of `scale`, 0 elsewhere in the tile.
+// Makes one head's scores in [begin, end), whole numbers of `unit` and of keys' scales if they are exact, weights, of values without
+// their scales, and rescales what was accumulated before. kWhole: these are all of the tile. Exact weights are whole numbers of
+// `scale`, 0 elsewhere in the tile.
 template <class F, bool kWhole, class T>
-inline void softmax_row(const HeadStates& state, const Tile<T>& tile, float* scores, [[maybe_unused]] float* scale, int64_t head,
-                        int64_t width, int begin, int end) {
+inline void softmax_row(const HeadStates& state, const Tile<T>& tile, float* scores, float unit, [[maybe_unused]] float* scale,
+                        int64_t head, int64_t width, int begin, int end) {
     const Vec minus_inf = vset(-__builtin_inff());
-    const auto seen_at = [&](int i) {
-        const Vec v = vload(scores + i);
-        return kWhole ? v : vkeep(v, begin - i, end - i, minus_inf);
-    };
+    const auto seen = [&](int i, Vec v) { return kWhole ? v : vkeep(v, begin - i, end - i, minus_inf); };
     const int first = kWhole ? 0 : begin / W * W, last = kWhole ? kTokenTile : end;
     Vec best = minus_inf;
-    for (int i = first; i < last; i += W) best = vmax(best, seen_at(i));
+    for (int i = first; i < last; i += W) {
+        Vec score = vload(scores + i);
+        if constexpr (kExact<F>) vstore(scores + i, score = vmul(score, vload(tile.key_scales[i / kTokenGroup] + i % kTokenGroup)));
+        best = vmax(best, seen(i, score));
+    }
     const float old_max = state.max[head];
     float new_max = old_max;
-    if (vany_above(best, old_max + kSlack)) new_max = vmax_of(best);
+    if (vany_above(kExact<F> ? vmul(best, vset(unit)) : best, old_max + kSlack)) new_max = vmax_of(best) * unit;
     Vec sum = vzero(), most = vzero();
     for (int i = first; i < last; i += W) {
-        const Vec weight = weights_of<F>(seen_at(i), new_max);
+        const Vec weight = weights_of<F>(seen(i, vload(scores + i)), unit, new_max);
         sum = vadd(sum, weight);
         if constexpr (kExact<F>) {
             Vec factor = vmul(weight, vload(tile.value_scales[i / kTokenGroup] + i % kTokenGroup));
@@ -698,9 +690,10 @@ bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, Products& produ
         for (int64_t h = r * group; h < (r + 1) * group; ++h) {
             for (int i = 0; i < A::kOfSoftmax; i += 4) fetch<4>(*s.ahead);
             float* scores = s.scores + h * kTokenTile;
+            const float unit = kExact<F> ? s.q_scales[h] : 1.0f;
             float* scale = s.scales + h;
-            if (span.begin == 0 && span.end == kTokenTile) softmax_row<F, true>(state, tile, scores, scale, h, s.width, 0, kTokenTile);
-            else softmax_row<F, false>(state, tile, scores, scale, h, s.width, span.begin, span.end);
+            if (span.begin == 0 && span.end == kTokenTile) softmax_row<F, true>(state, tile, scores, unit, scale, h, s.width, 0, kTokenTile);
+            else softmax_row<F, false>(state, tile, scores, unit, scale, h, s.width, span.begin, span.end);
         }
     }
     products.add(a, s, state, tile, first_end, row0, row1, start);

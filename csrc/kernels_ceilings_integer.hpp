@@ -45,7 +45,7 @@ inline float multiply_pairs(int64_t rounds) {
     for (int c = 0; c < kPairChains; ++c) sums[c] = izero();
     for (int64_t r = 0; r < rounds; ++r) {
 #pragma GCC unroll 16
-        for (int c = 0; c < kPairChains; ++c) idot_here(sums[c], weights, pair);
+        for (int c = 0; c < kPairChains; ++c) idot(sums[c], weights, pair);
     }
     Vec total = vzero();
 #pragma GCC unroll 16

@@ -109,8 +109,8 @@ inline __attribute__((always_inline)) void add_pair(Ints (&acc)[R][2], const Row
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
         const IntPairs pair = iset(pair_at(rows.row(r) + k));
-        idot_here(acc[r][0], left, pair);
-        idot_here(acc[r][1], right, pair);
+        idot(acc[r][0], left, pair);
+        idot(acc[r][1], right, pair);
     }
 }
 

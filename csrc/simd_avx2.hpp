@@ -103,15 +103,8 @@ template <int P> inline IntPairs ipairs(const int8_t* const* p, int64_t at) {
     const auto four = [&](int i) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p[i] + at)); };
     return _mm256_cvtepi8_epi16(_mm_unpacklo_epi64(four(0), four(1)));
 }
-inline Ints idot(Ints acc, int32_t pair, IntPairs k) {
-#ifdef OCTAVO_VNNI
-    return _mm256_dpwssd_avx_epi32(acc, k, _mm256_set1_epi32(pair));
-#else
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(k, _mm256_set1_epi32(pair)));
-#endif
-}
-// The same in the register where the sum is; see simd_avx512.hpp.
-inline __attribute__((always_inline)) void idot_here(Ints& acc, IntPairs w, IntPairs pair) {
+// In the register where the sum is; see simd_avx512.hpp.
+inline __attribute__((always_inline)) void idot(Ints& acc, IntPairs w, IntPairs pair) {
 #ifdef OCTAVO_VNNI
     __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(pair));
 #else

@@ -34,12 +34,13 @@ inline Vec vpow2(Vec n) {
 }
 
 #define OCTAVO_POW2_NEAR
-// 2^x within 2^-13 of itself, far more exact than bf16; 0 far below, and of NaN.
-inline Vec vpow2_near(Vec x) {
+// 2^x within 2^-13 of itself, far more exact than bf16, or within 2^-18, than whole numbers of 16 bits; 0 far below, and of NaN.
+template <bool kNearer> inline Vec vpow2_near(Vec x) {
     const Vec y = vmax(x, vset(-200.0f)), part = _mm512_reduce_ps(y, 1); // what is above the next whole number below
-    Vec p = vset(0.077067058f);
-    p = vfma(p, part, vset(0.22764498f));
-    p = vfma(p, part, vset(0.69511679f));
+    Vec p = vset(kNearer ? 0.013426685f : 0.077067058f);
+    if (kNearer) p = vfma(p, part, vset(0.052242473f));
+    p = vfma(p, part, vset(kNearer ? 0.2412802f : 0.22764498f));
+    p = vfma(p, part, vset(kNearer ? 0.69304484f : 0.69511679f));
     p = vfma(p, part, vset(1.0f));
     return _mm512_scalef_ps(p, y);
 }
@@ -110,15 +111,8 @@ template <int P> inline IntPairs ipairs(const int8_t* const* p, int64_t at) {
     static_assert(P == 2 || P == 4);
     return _mm512_cvtepi8_epi16(_mm256_inserti128_si256(_mm256_castsi128_si256(four(0)), four(1), 1));
 }
-inline Ints idot(Ints acc, int32_t pair, IntPairs k) {
-#ifdef OCTAVO_VNNI
-    return _mm512_dpwssd_epi32(acc, k, _mm512_set1_epi32(pair));
-#else
-    return _mm512_add_epi32(acc, _mm512_madd_epi16(k, _mm512_set1_epi32(pair)));
-#endif
-}
-// The same in the register where the sum is: where there are many, a compiler that sees the instruction itself moves them about.
-inline __attribute__((always_inline)) void idot_here(Ints& acc, IntPairs w, IntPairs pair) {
+// In the register where the sum is: where there are many, a compiler that sees the instruction itself moves them about.
+inline __attribute__((always_inline)) void idot(Ints& acc, IntPairs w, IntPairs pair) {
 #ifdef OCTAVO_VNNI
     __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(pair));
 #else

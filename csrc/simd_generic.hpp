@@ -98,8 +98,10 @@ struct IntPairs {
 using Ints = IntVec;
 inline Ints izero() { return IntVec{0, 0, 0, 0}; }
 inline IntPairs ipairs(const int8_t* p) { return {IntVec{p[0], p[2], p[4], p[6]}, IntVec{p[1], p[3], p[5], p[7]}}; }
-inline Ints idot(Ints acc, int32_t pair, IntPairs k) {
-    return acc + k.first * static_cast<int16_t>(pair) + k.second * static_cast<int16_t>(static_cast<uint32_t>(pair) >> 16);
+inline void idot(Ints& acc, IntPairs w, IntPairs pair) { acc += w.first * pair.first + w.second * pair.second; }
+inline IntPairs iset(int32_t pair) {
+    const int32_t first = static_cast<int16_t>(pair), second = static_cast<int16_t>(static_cast<uint32_t>(pair) >> 16);
+    return {IntVec{first, first, first, first}, IntVec{second, second, second, second}};
 }
 inline Vec ifloat(Ints v) { return __builtin_convertvector(v, Vec); }
 // The larger ones, and the largest, of what is not below 0, NaN above all: by their bits.
