@@ -49,7 +49,7 @@ template <class A> inline void fetch_rest(A& ahead) {
 }
 
 // Lines for each step of a panel that takes V vectors at once: so that a tile's are all asked for while another is computed.
-template <int V> constexpr int lines_of() { return V * W >= 32 ? 2 : 1; }
+template <class T, int V> constexpr int lines_of() { return V * W >= 32 && sizeof(T) > 1 ? 2 : 1; }
 
 // Of each head of a unit: the values, weighted; W sums of weights, each of every W-th position; what is subtracted from scores.
 struct HeadStates {
@@ -236,7 +236,7 @@ inline __attribute__((always_inline)) void score_panel(const F* q, int64_t ldq, 
         for (int v = 0; v < V; ++v) set_zero(acc[r][v]);
     }
     for (int64_t i = 0; i < dim; i += 2) {
-        fetch<lines_of<V>()>(ahead);
+        fetch<lines_of<T, V>()>(ahead);
         add_dimensions<G, T>(acc, q, ldq, keys, i);
     }
 #pragma GCC unroll 16
@@ -340,7 +340,7 @@ inline __attribute__((always_inline)) void value_panel(const F* weights, const f
             if (i % 2) add_position<true>(acc, w, groups[g], i, at), ++i;
         }
         for (; i + 1 < stop; i += 2) {
-            fetch<lines_of<V>()>(ahead);
+            fetch<lines_of<T, V>()>(ahead);
             add_positions(acc, w, groups[g], i, at);
         }
         if constexpr (!kExact<F>) {
@@ -434,8 +434,10 @@ inline void aim(const AttentionArgs& a, const AttentionUnit& u, int64_t start, i
     tile.found = group && start < end && find_groups(a, u, start, start, end, tile);
     if (!tile.found) return;
     const int64_t count = (end - start + group - 1) / group;
-    for (int64_t g = count; g-- > 0;) ahead.pieces[ahead.count++] = reinterpret_cast<const char*>(tile.values[g]);
-    for (int64_t g = count; g-- > 0;) ahead.pieces[ahead.count++] = reinterpret_cast<const char*>(tile.keys[g]);
+    for (int64_t g = count; g-- > 0;) {
+        ahead.pieces[ahead.count++] = reinterpret_cast<const char*>(tile.values[g]);
+        ahead.pieces[ahead.count++] = reinterpret_cast<const char*>(tile.keys[g]);
+    }
     for (int64_t g = 0; kQuantized<T> && g < count; ++g) {
         __builtin_prefetch(tile.key_scales[g]);
         __builtin_prefetch(tile.value_scales[g]);
