@@ -193,6 +193,24 @@ struct PromiseArgs {
 // How linear_bf16 wants x.
 enum class Activation { fp32, bf16, bf16_padded }; // padded: rows hold zeros up to a multiple of kDepthStep
 
+// Of some logits.
+struct Reached {
+    int64_t count;
+    double share; // together
+};
+
+// Shares stay of logits above `least`, and of those that equal it before the place `end`, if they are not below min_share; the others
+// become 0. Sums and maxima are those of the table's `shares` and `block_maxima`.
+struct KeepArgs {
+    const float *x, *maxima;
+    int64_t n;
+    float least;
+    int64_t end;
+    float min_share;
+    float* shares;
+    double* sums;
+};
+
 struct KernelTable {
     const char* isa;
     Activation activation;
@@ -234,6 +252,11 @@ struct KernelTable {
     void (*shares)(const float* x, int64_t n, float max, float inverse_temperature, float* shares, double* sums);
     // maxima[b] = the largest of block b of kMaxBlock logits.
     void (*block_maxima)(const float* x, int64_t n, float* maxima);
+    // Those that are not below `least`, which is finite.
+    Reached (*reached)(const float* x, const float* shares, const float* maxima, int64_t n, float least);
+    // To places, ascending, where they are in [least, end); how many.
+    int64_t (*places)(const float* x, const float* maxima, int64_t n, float least, float end, int32_t* places);
+    void (*keep)(const KeepArgs&);
 
     // Of weights in compact blocks. Null: there are to be none.
     void (*linear_compact)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1) = nullptr;

@@ -140,3 +140,81 @@ void block_maxima(const float* x, int64_t n, float* maxima) {
         maxima[b] = vmax_of(best);
     }
 }
+
+// Of blocks of kMaxBlock logits whose maximum reaches `least`: add(place, logits) for each vector; skip(begin, end) for the others.
+// done(block) after each block of kShareBlock.
+template <class Add, class Skip, class Done>
+inline void over_reaching(const float* x, const float* maxima, int64_t n, float least, const Add& add, const Skip& skip, const Done& done) {
+    for (int64_t b = 0; b * kShareBlock < n; ++b) {
+        const int64_t stop = min64(n, (b + 1) * kShareBlock);
+        for (int64_t begin = b * kShareBlock; begin < stop; begin += kMaxBlock) {
+            const int64_t end = min64(stop, begin + kMaxBlock);
+            if (maxima[begin / kMaxBlock] >= least) {
+                if (end - begin == kMaxBlock) {
+                    for (int64_t i = begin; i < begin + kMaxBlock; i += W) add(i, vclean(vload(x + i)));
+                } else {
+                    for (int64_t i = begin; i < end; i += W) add(i, vload_clean(x, i, end));
+                }
+            } else {
+                skip(begin, end);
+            }
+        }
+        done(b);
+    }
+}
+
+Reached reached(const float* x, const float* shares, const float* maxima, int64_t n, float least) {
+    const Vec one = vset(1.0f), none = vzero(), bound = vset(least);
+    Vec count = none, sum = none;
+    Reached all{0, 0};
+    over_reaching(
+        x, maxima, n, least,
+        [&](int64_t i, Vec logits) {
+            count = vadd(count, vselect_ge(logits, bound, one, none));
+            sum = vadd(sum, vselect_ge(logits, bound, vload_part(shares + i, min64(W, n - i)), none));
+        },
+        [](int64_t, int64_t) {},
+        [&](int64_t) {
+            all.share += static_cast<double>(vsum(sum));
+            sum = none;
+        });
+    all.count = static_cast<int64_t>(vsum(count));
+    return all;
+}
+
+int64_t places(const float* x, const float* maxima, int64_t n, float least, float end, int32_t* to) {
+    const Vec low = vset(least), high = vset(end);
+    int64_t count = 0;
+    over_reaching(
+        x, maxima, n, least,
+        [&](int64_t i, Vec logits) {
+            uint32_t here = vnot_below(logits, low) & ~vnot_below(logits, high) & ((uint32_t{1} << min64(W, n - i)) - 1);
+            for (; here; here &= here - 1) to[count++] = static_cast<int32_t>(i + __builtin_ctz(here));
+        },
+        [](int64_t, int64_t) {}, [](int64_t) {});
+    return count;
+}
+
+void keep(const KeepArgs& a) {
+    const Vec none = vzero(), bound = vset(a.least), least_share = vset(a.min_share);
+    Vec sum = none;
+    over_reaching(
+        a.x, a.maxima, a.n, a.least,
+        [&](int64_t i, Vec logits) {
+            const int64_t count = min64(W, a.n - i);
+            Vec share = vload_part(a.shares + i, count);
+            share = vselect_ge(share, least_share, vselect_ge(logits, bound, share, none), none);
+            if (i + count > a.end) { // from there on those above the bound only
+                share = vselect_ge(bound, logits, vkeep(share, 0, static_cast<int>(max64(0, a.end - i)), none), share);
+            }
+            vstore_as(a.shares, i, share, count, false);
+            sum = vadd(sum, share);
+        },
+        [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; i += W) vstore_as(a.shares, i, none, min64(W, end - i), false);
+        },
+        [&](int64_t block) {
+            a.sums[block] = static_cast<double>(vsum(sum));
+            sum = none;
+        });
+}

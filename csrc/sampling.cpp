@@ -9,7 +9,7 @@ namespace octavo {
 namespace {
 
 constexpr float kGreedyTemperature = 1e-5f;
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity(), kMinusInfinity = -kInfinity;
 
 // The finalizer of splitmix64 (Steele, Lea, Flood 2014).
 uint64_t mix(uint64_t x) {
@@ -50,101 +50,89 @@ float reached_by(const KernelTable& kernels, const float* logits, int64_t n, int
     return s.ordered[k - 1];
 }
 
-int32_t draw_from_all(int64_t n, double u, const LogitsScratch& s) {
-    double target = u * total(s.sums), below = 0;
-    int64_t block = 0, blocks = static_cast<int64_t>(s.sums.size());
-    while (block + 1 < blocks && below + s.sums[block] <= target) below += s.sums[block++];
-    int64_t last = 0;
+// The first place whose share, with all before it, passes u of the whole; -1 if nothing is left.
+int32_t place_of(int64_t n, double u, const LogitsScratch& s) {
+    const double target = u * total(s.sums);
+    double below = 0, before = 0;
+    int64_t block = -1;
+    for (size_t b = 0; b < s.sums.size() && below <= target; ++b) {
+        if (s.sums[b] == 0) continue;
+        block = static_cast<int64_t>(b);
+        before = below;
+        below += s.sums[b];
+    }
+    if (block < 0) return -1;
+    int64_t last = -1;
     for (int64_t i = block * kShareBlock; i < std::min<int64_t>(n, (block + 1) * kShareBlock); ++i) {
         if (s.shares[i] == 0.0f) continue;
-        below += s.shares[i];
+        before += s.shares[i];
         last = i;
-        if (below > target) break;
+        if (before > target) break;
     }
     return static_cast<int32_t>(last);
 }
 
-// Into s.ids, ascending, the ids whose value reaches `least`; s.maxima holds the largest value of each block.
-void collect(const float* values, int64_t n, float least, LogitsScratch& s) {
-    s.ids.clear();
-    for (int64_t block = 0; block * kMaxBlock < n; ++block) {
-        if (s.maxima[block] < least) continue;
-        for (int64_t i = block * kMaxBlock; i < std::min(n, (block + 1) * kMaxBlock); ++i) {
-            if (clean(values[i]) >= least) s.ids.push_back(static_cast<int32_t>(i));
+// The likeliest logits: those above `least`, and those that equal it before the place `end`.
+struct Front {
+    float least;
+    int64_t end;
+    Reached all;
+};
+
+// The shortest front that is enough, within one that is. Halves what lies between a logit that reaches too little and one that reaches
+// enough until that is few logits, and sorts those.
+template <class Enough>
+Front shortest_front(const KernelTable& kernels, const DrawArgs& a, float max, const Front& given, const Enough& enough, LogitsScratch& s) {
+    constexpr int64_t kFew = 128;
+    float low = given.least, high = kInfinity, step = 2 * a.temperature;
+    Reached above{0, 0};
+    for (int64_t reached = given.all.count; reached - above.count > kFew;) {
+        float middle = low + (std::min(high, max) - low) / 2;
+        if (low == kMinusInfinity) {
+            middle = max - step;
+            step *= 2;
+        }
+        if (!(middle > low && middle < high)) break; // equal ones, or what no sum has room for
+        const Reached now = kernels.reached(a.logits, s.shares.data(), s.maxima.data(), a.n, middle);
+        if (enough(now)) {
+            low = middle;
+            reached = now.count;
+        } else {
+            high = middle;
+            above = now;
         }
     }
-}
-
-double mass(const LogitsScratch& s) {
-    double sum = 0;
-    for (int32_t id : s.ids) sum += s.shares[id];
-    return sum;
-}
-
-// Keeps the shortest front of s.ids, likeliest first, whose shares reach `limit`; sorts no more than that takes.
-void keep_front(const float* logits, double limit, LogitsScratch& s) {
-    double before = 0;
-    size_t done = 0;
-    for (size_t chunk = 64; done < s.ids.size(); chunk *= 4) {
-        const auto begin = s.ids.begin() + static_cast<int64_t>(done);
-        const auto end = s.ids.begin() + static_cast<int64_t>(std::min(s.ids.size(), done + chunk));
-        if (end != s.ids.end()) std::nth_element(begin, end, s.ids.end(), Likelier{logits});
-        std::sort(begin, end, Likelier{logits});
-        for (auto id = begin; id != end; ++id, ++done) {
-            if (done > 0 && before >= limit) return s.ids.resize(done);
-            before += s.shares[*id];
-        }
+    const auto begin = s.ids.begin(), end = begin + kernels.places(a.logits, s.maxima.data(), a.n, low, high, s.ids.data());
+    std::sort(begin, end, Likelier{a.logits});
+    for (auto id = begin; id != end; ++id) {
+        above = {above.count + 1, above.share + s.shares[*id]};
+        if (enough(above)) return {clean(a.logits[*id]), *id + 1, above};
     }
+    return given;
 }
 
-void keep_top_k(const KernelTable& kernels, const DrawArgs& a, LogitsScratch& s) {
-    collect(a.logits, a.n, reached_by(kernels, a.logits, a.n, a.top_k, s), s);
-    if (static_cast<int64_t>(s.ids.size()) > a.top_k) {
-        std::nth_element(s.ids.begin(), s.ids.begin() + a.top_k, s.ids.end(), Likelier{a.logits});
-        s.ids.resize(a.top_k);
-    }
-    std::sort(s.ids.begin(), s.ids.end()); // sums are in the order of ids
-    if (a.top_p < 1) keep_front(a.logits, static_cast<double>(a.top_p) * mass(s), s);
-}
-
-void keep_top_p(const DrawArgs& a, LogitsScratch& s) {
-    const double all = total(s.sums), limit = static_cast<double>(a.top_p) * all;
-    // What lies below the second share is together less than what top-p removes; mostly the first is low enough.
-    const double certain = 0.5 * (1.0 - a.top_p) * all / static_cast<double>(a.n);
-    for (double least : {1e-3, certain}) {
-        collect(s.shares.data(), a.n, std::max(static_cast<float>(least), std::numeric_limits<float>::min()), s);
-        if (mass(s) > limit) break;
-    }
-    keep_front(a.logits, limit, s);
-}
-
-// Into s.ids, ascending, the ids that top-k, then top-p, then min-p leave.
-void keep_survivors(const KernelTable& kernels, const DrawArgs& a, bool by_rank, LogitsScratch& s) {
-    if (by_rank) {
-        keep_top_k(kernels, a, s);
+// Makes the shares that top-k, then top-p, then min-p remove nothing.
+void keep_survivors(const KernelTable& kernels, const DrawArgs& a, float max, LogitsScratch& s) {
+    Front front{kMinusInfinity, a.n, {a.n, total(s.sums)}};
+    if (a.top_k > 0 && a.top_k < a.n) {
+        front.least = reached_by(kernels, a.logits, a.n, a.top_k, s);
+        if (front.least > kMinusInfinity) front.all = kernels.reached(a.logits, s.shares.data(), s.maxima.data(), a.n, front.least);
+        front = shortest_front(kernels, a, max, front, [&](const Reached& r) { return r.count >= a.top_k; }, s);
     } else {
-        kernels.block_maxima(s.shares.data(), a.n, s.maxima.data());
-        if (a.top_p < 1) keep_top_p(a, s);
-        else collect(s.shares.data(), a.n, std::max(a.min_p, std::numeric_limits<float>::min()), s);
+        kernels.block_maxima(a.logits, a.n, s.maxima.data());
     }
-    std::erase_if(s.ids, [&](int32_t id) { return s.shares[id] < a.min_p || s.shares[id] == 0.0f; });
-    std::sort(s.ids.begin(), s.ids.end());
-}
-
-int32_t draw_from_survivors(double u, const LogitsScratch& s) {
-    const double target = u * mass(s);
-    double below = 0;
-    for (int32_t id : s.ids) {
-        below += s.shares[id];
-        if (below > target) return id;
+    if (a.top_p < 1) {
+        const double limit = static_cast<double>(a.top_p) * front.all.share;
+        front = shortest_front(kernels, a, max, front, [&](const Reached& r) { return r.share >= limit; }, s);
     }
-    return s.ids.back();
+    kernels.keep({a.logits, s.maxima.data(), a.n, front.least, front.end, a.min_p, s.shares.data(), s.sums.data()});
 }
 
 } // namespace
 
 void LogitsScratch::resize(int64_t n) {
     shares.resize(n);
+    ids.resize(n);
     sums.resize((n + kShareBlock - 1) / kShareBlock);
     maxima.resize((n + kMaxBlock - 1) / kMaxBlock);
 }
@@ -162,11 +150,9 @@ int32_t draw(const KernelTable& kernels, DrawArgs a, LogitsScratch& s) {
     const float max = a.logits[best];
     s.resize(a.n);
     kernels.shares(a.logits, a.n, max, 1.0f / a.temperature, s.shares.data(), s.sums.data());
-    double u = uniform(a.seed, a.position);
-    bool by_rank = a.top_k > 0 && a.top_k < a.n;
-    if (!by_rank && a.top_p >= 1 && a.min_p <= 0) return draw_from_all(a.n, u, s);
-    keep_survivors(kernels, a, by_rank, s);
-    return s.ids.empty() ? static_cast<int32_t>(best) : draw_from_survivors(u, s);
+    if ((a.top_k > 0 && a.top_k < a.n) || a.top_p < 1 || a.min_p > 0) keep_survivors(kernels, a, max, s);
+    const int32_t place = place_of(a.n, uniform(a.seed, a.position), s);
+    return place < 0 ? static_cast<int32_t>(best) : place;
 }
 
 void top_logprobs(const KernelTable& kernels, const TopLogprobsArgs& a, LogitsScratch& s) {
@@ -185,8 +171,9 @@ void top_logprobs(const KernelTable& kernels, const TopLogprobsArgs& a, LogitsSc
     for (int64_t i = 0; i < a.chosen; ++i) rank += clean(a.logits[i]) == mine;
     *a.chosen_rank = rank;
     if (a.num == 0) return;
-    collect(a.logits, a.n, reached_by(kernels, a.logits, a.n, a.num, s), s);
-    std::partial_sort(s.ids.begin(), s.ids.begin() + a.num, s.ids.end(), Likelier{a.logits});
+    const float least = reached_by(kernels, a.logits, a.n, a.num, s);
+    const int64_t count = kernels.places(a.logits, s.maxima.data(), a.n, least, kInfinity, s.ids.data());
+    std::partial_sort(s.ids.begin(), s.ids.begin() + a.num, s.ids.begin() + count, Likelier{a.logits});
     for (int64_t i = 0; i < a.num; ++i) {
         a.ids[i] = s.ids[i];
         a.logprobs[i] = logprob(s.ids[i]);

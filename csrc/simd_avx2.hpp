@@ -49,7 +49,7 @@ inline Vec vpow2(Vec n) {
 // a where x >= y, else b (also where either is NaN)
 inline Vec vselect_ge(Vec x, Vec y, Vec a, Vec b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, y, _CMP_GE_OQ)); }
 
-// Not 0 if a lane of a is not below b's (also where either is NaN)
+// A bit for each lane: a is not below b (also where either is NaN)
 inline uint32_t vnot_below(Vec a, Vec b) { return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NLT_UQ))); }
 
 // v in lanes [low, high), other elsewhere; bounds may lie outside the vector

@@ -50,7 +50,7 @@ inline Vec vselect_ge(Vec x, Vec y, Vec a, Vec b) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, y, _CMP_GE_OQ), b, a);
 }
 
-// Not 0 if a lane of a is not below b's (also where either is NaN)
+// A bit for each lane: a is not below b (also where either is NaN)
 inline uint32_t vnot_below(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }
 
 // v in lanes [low, high), other elsewhere; bounds may lie outside the vector

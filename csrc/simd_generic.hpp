@@ -52,10 +52,10 @@ inline Vec vpow2(Vec n) { return reinterpret_cast<Vec>((__builtin_convertvector(
 // a where x >= y, else b (also where either is NaN)
 inline Vec vselect_ge(Vec x, Vec y, Vec a, Vec b) { return x >= y ? a : b; }
 
-// Not 0 if a lane of a is not below b's (also where either is NaN)
+// A bit for each lane: a is not below b (also where either is NaN)
 inline uint32_t vnot_below(Vec a, Vec b) {
     const IntVec below = a < b;
-    return static_cast<uint32_t>(~(below[0] & below[1] & below[2] & below[3]));
+    return ~static_cast<uint32_t>((below[0] & 1) | (below[1] & 2) | (below[2] & 4) | (below[3] & 8)) & 15;
 }
 
 // v in lanes [low, high), other elsewhere; bounds may lie outside the vector
