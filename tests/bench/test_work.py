@@ -13,7 +13,9 @@ from octavo.bench.roofline.timed import Call
 from octavo.bench.roofline.work import Precision, Work, kinds_of, work_of
 
 SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=8)
-CACHE = SimpleNamespace(spec=KVCacheSpec(3, SHAPE.num_kv_heads, SHAPE.head_dim, 4, "bfloat16"))
+CACHES = [
+    SimpleNamespace(spec=KVCacheSpec(3, SHAPE.num_kv_heads, SHAPE.head_dim, 4, dtype)) for dtype in ("float32", "bfloat16", "int8")
+]
 
 
 def call(op: str, *arguments: Any, result: Any = None, **keywords: Any) -> Call:
@@ -72,19 +74,16 @@ def test_attention(sequences: list[tuple[int, int]], window: int | None, last: i
         ends = np.cumsum(rows)
         wanted = np.concatenate([np.arange(end - min(last, count), end) for end, count in zip(ends, rows, strict=True)])
         out = out[: len(wanted)]
-    made = call("attention", CACHE, 0, qkv, batch, SHAPE, scale=1.0, window=window, rows=wanted, result=out)
     pairs, read = 0, 0
     for count, before in sequences:
         ends_of = range(before + 1 + (0 if last is None else max(0, count - last)), before + count + 1)
         seen = [range(max(0, end - (window or end)), end) for end in ends_of]
         pairs += sum(map(len, seen))
         read += len(set().union(*seen))
-    assert work_of(made, Precision("bfloat16")) == Work(
-        streamed_bytes=read * 2 * 2 * 8 * 2,
-        activation_bytes=qkv.nbytes + out.nbytes,
-        flops=pairs * 6 * 8 * 4,
-        arithmetic="fp32",
-    )
+    for cache, token_bytes, arithmetic in zip(CACHES, (128, 64, 48), ("fp32", "bf16", "bf16"), strict=True):
+        made = call("attention", cache, 0, qkv, batch, SHAPE, scale=1.0, window=window, rows=wanted, result=out)
+        moved = qkv.nbytes + out.nbytes
+        assert work_of(made, Precision("bfloat16")) == Work(read * token_bytes, moved, pairs * 6 * 8 * 4, arithmetic)
 
 
 def test_an_op_that_nobody_knows_moves_its_arrays() -> None:

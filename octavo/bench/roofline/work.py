@@ -100,6 +100,7 @@ def _attention(a: Arguments, result: Any, precision: Precision) -> Work:
         streamed_bytes=read * token_bytes,
         activation_bytes=_bytes(a["qkv"], result),
         flops=4 * seen * shape.num_heads * shape.head_dim,
+        arithmetic="fp32" if spec.dtype == "float32" else "bf16",  # or int8: pairs of 16 bits, as fast
     )
 
 
