@@ -14,7 +14,8 @@ from octavo.bench.roofline.work import Precision, Work, kinds_of, work_of
 
 SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=8)
 CACHES = [
-    SimpleNamespace(spec=KVCacheSpec(3, SHAPE.num_kv_heads, SHAPE.head_dim, 4, dtype)) for dtype in ("float32", "bfloat16", "int8")
+    SimpleNamespace(spec=KVCacheSpec(3, SHAPE.num_kv_heads, SHAPE.head_dim, 4, dtype))
+    for dtype in ("float32", "bfloat16", "int8")
 ]
 
 

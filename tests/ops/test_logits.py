@@ -101,7 +101,7 @@ def test_sample_is_the_oracles(isa: str, size: int, data: st.DataObject) -> None
     columns = _columns(
         rows,
         temperature=draw(0.0, 0.3, 1.0, 3.0),
-        top_k=draw(0, 0, 1, 5, 50, 10**6),
+        top_k=draw(0, 0, 1, 5, 50, 1000, 10**6),
         top_p=draw(1.0, 1.0, 0.99, 0.9, 0.5, 0.01, 0.0),
         min_p=draw(0.0, 0.0, 0.05, 0.3, 1.0),
         seeds=[data.draw(st.integers(0, 2**64 - 1)) for _ in range(rows)],
@@ -125,6 +125,18 @@ def test_draws_agree_with_the_oracle_almost_always() -> None:
     expected = oracle("float32").ops.sample(logits, **columns)
     for isa in ISAS:
         assert (device(isa, "float32").ops.sample(logits, **columns) == expected).sum() >= 398
+
+
+def test_cuts_of_a_whole_vocabulary_are_the_oracles() -> None:
+    """Flat and peaked, with ties and without, however many are left."""
+    choices = list(product((0, 40, 1000, 30000), (0.5, 0.95, 0.999, 1.0), (0.3, 1.5)))
+    logits = normal(2, len(choices), 49152) * np.float32(3)
+    logits[::3] = np.round(logits[::3])
+    top_k, top_p, temperature = zip(*choices, strict=True)
+    columns = _columns(len(choices), top_k=top_k, top_p=top_p, temperature=temperature, positions=np.arange(len(choices)))
+    expected = oracle("float32").ops.sample(logits, **columns)
+    for isa in ISAS:
+        assert (device(isa, "float32").ops.sample(logits, **columns) == expected).sum() >= len(choices) - 1
 
 
 def test_draws_have_the_distribution_of_the_logits() -> None:
