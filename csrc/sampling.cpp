@@ -10,6 +10,7 @@ namespace {
 
 constexpr float kGreedyTemperature = 1e-5f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity(), kMinusInfinity = -kInfinity;
+constexpr float kLowest = std::numeric_limits<float>::lowest(); // of logits that can be drawn
 
 // The finalizer of splitmix64 (Steele, Lea, Flood 2014).
 uint64_t mix(uint64_t x) {
@@ -88,7 +89,7 @@ Front shortest_front(const KernelTable& kernels, const DrawArgs& a, float max, c
     Reached above{0, 0};
     for (int64_t reached = given.all.count; reached - above.count > kFew;) {
         float middle = low + (std::min(high, max) - low) / 2;
-        if (low == kMinusInfinity) {
+        if (low == kLowest) {
             middle = max - step;
             step *= 2;
         }
@@ -107,16 +108,17 @@ Front shortest_front(const KernelTable& kernels, const DrawArgs& a, float max, c
     for (auto id = begin; id != end; ++id) {
         above = {above.count + 1, above.share + s.shares[*id]};
         if (enough(above)) return {clean(a.logits[*id]), *id + 1, above};
+        if (above.count == given.all.count) break;
     }
-    return given;
+    return given; // all there are, or a sum was rounded
 }
 
 // Makes the shares that top-k, then top-p, then min-p remove nothing.
 void keep_survivors(const KernelTable& kernels, const DrawArgs& a, float max, LogitsScratch& s) {
-    Front front{kMinusInfinity, a.n, {a.n, total(s.sums)}};
+    Front front{kLowest, a.n, {a.n, total(s.sums)}};
     if (a.top_k > 0 && a.top_k < a.n) {
-        front.least = reached_by(kernels, a.logits, a.n, a.top_k, s);
-        if (front.least > kMinusInfinity) front.all = kernels.reached(a.logits, s.shares.data(), s.maxima.data(), a.n, front.least);
+        front.least = std::max(kLowest, reached_by(kernels, a.logits, a.n, a.top_k, s));
+        front.all = kernels.reached(a.logits, s.shares.data(), s.maxima.data(), a.n, front.least); // few where most are masked
         front = shortest_front(kernels, a, max, front, [&](const Reached& r) { return r.count >= a.top_k; }, s);
     } else {
         kernels.block_maxima(a.logits, a.n, s.maxima.data());
