@@ -504,7 +504,7 @@ template <class F> inline Vec weights_of(Vec scores, float unit, float top) {
         return vpow2_near<kExact<F>>(vfma(scores, vset(unit * kLog2e), vset(-top * kLog2e)));
     }
 #endif
-    return vexp(kExact<F> ? vfma(scores, vset(unit), vset(-top)) : vsub(scores, vset(top)));
+    return vexp(vfma(scores, vset(unit), vset(-top)));
 }
 
 // A score may be so much above what is subtracted from it: e^kSlack is no less exact than e^0, and almost no tile after the first
@@ -528,7 +528,7 @@ inline void softmax_row(const HeadStates& state, const Tile<T>& tile, float* sco
     }
     const float old_max = state.max[head];
     float new_max = old_max;
-    if (vany_above(kExact<F> ? vmul(best, vset(unit)) : best, old_max + kSlack)) new_max = vmax_of(best) * unit;
+    if (vany_above(vmul(best, vset(unit)), old_max + kSlack)) new_max = vmax_of(best) * unit;
     Vec sum = vzero(), most = vzero();
     for (int i = first; i < last; i += W) {
         const Vec weight = weights_of<F>(seen(i, vload(scores + i)), unit, new_max);

@@ -42,9 +42,8 @@ struct Likelier {
     }
 };
 
-// A value that at least k logits reach: the k-th largest of the blocks' maxima, which it leaves in s.maxima.
-float reached_by(const KernelTable& kernels, const float* logits, int64_t n, int64_t k, LogitsScratch& s) {
-    kernels.block_maxima(logits, n, s.maxima.data());
+// A value that at least k logits reach: the k-th largest of the blocks' maxima.
+float reached_by(int64_t k, LogitsScratch& s) {
     if (k < 1 || k > static_cast<int64_t>(s.maxima.size())) return kMinusInfinity;
     s.ordered = s.maxima;
     std::nth_element(s.ordered.begin(), s.ordered.begin() + (k - 1), s.ordered.end(), std::greater<float>());
@@ -113,15 +112,16 @@ Front shortest_front(const KernelTable& kernels, const DrawArgs& a, float max, c
     return given; // all there are, or a sum was rounded
 }
 
+bool cuts_by_rank(const DrawArgs& a) { return a.top_k > 0 && a.top_k < a.n; }
+
 // Makes the shares that top-k, then top-p, then min-p remove nothing.
 void keep_survivors(const KernelTable& kernels, const DrawArgs& a, float max, LogitsScratch& s) {
     Front front{kLowest, a.n, {a.n, total(s.sums)}};
-    if (a.top_k > 0 && a.top_k < a.n) {
-        front.least = std::max(kLowest, reached_by(kernels, a.logits, a.n, a.top_k, s));
+    kernels.block_maxima(a.logits, a.n, s.maxima.data());
+    if (cuts_by_rank(a)) {
+        front.least = std::max(kLowest, reached_by(a.top_k, s));
         front.all = kernels.reached(a.logits, s.shares.data(), s.maxima.data(), a.n, front.least); // few where most are masked
         front = shortest_front(kernels, a, max, front, [&](const Reached& r) { return r.count >= a.top_k; }, s);
-    } else {
-        kernels.block_maxima(a.logits, a.n, s.maxima.data());
     }
     if (a.top_p < 1) {
         const double limit = static_cast<double>(a.top_p) * front.all.share;
@@ -152,7 +152,7 @@ int32_t draw(const KernelTable& kernels, DrawArgs a, LogitsScratch& s) {
     const float max = a.logits[best];
     s.resize(a.n);
     kernels.shares(a.logits, a.n, max, 1.0f / a.temperature, s.shares.data(), s.sums.data());
-    if ((a.top_k > 0 && a.top_k < a.n) || a.top_p < 1 || a.min_p > 0) keep_survivors(kernels, a, max, s);
+    if (cuts_by_rank(a) || a.top_p < 1 || a.min_p > 0) keep_survivors(kernels, a, max, s);
     const int32_t place = place_of(a.n, uniform(a.seed, a.position), s);
     return place < 0 ? static_cast<int32_t>(best) : place;
 }
@@ -173,7 +173,7 @@ void top_logprobs(const KernelTable& kernels, const TopLogprobsArgs& a, LogitsSc
     for (int64_t i = 0; i < a.chosen; ++i) rank += clean(a.logits[i]) == mine;
     *a.chosen_rank = rank;
     if (a.num == 0) return;
-    const float least = reached_by(kernels, a.logits, a.n, a.num, s);
+    const float least = reached_by(a.num, s);
     const int64_t count = kernels.places(a.logits, s.maxima.data(), a.n, least, kInfinity, s.ids.data());
     std::partial_sort(s.ids.begin(), s.ids.begin() + a.num, s.ids.begin() + count, Likelier{a.logits});
     for (int64_t i = 0; i < a.num; ++i) {
