@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <utility>
 
 namespace octavo {
 
@@ -139,15 +141,38 @@ void LogitsScratch::resize(int64_t n) {
     maxima.resize((n + kMaxBlock - 1) / kMaxBlock);
 }
 
-int32_t draw(const KernelTable& kernels, DrawArgs a, LogitsScratch& s) {
-    int64_t best;
-    if (a.allowed) {
-        s.masked.resize(a.n);
-        best = kernels.masked_argmax(a.logits, a.allowed, a.n, s.masked.data());
-        a.logits = s.masked.data();
-    } else {
-        best = kernels.argmax(a.logits, a.n);
+void penalize(const RowPenalties& p, float* logits, int64_t n, LogitsScratch& s) {
+    constexpr int32_t kSeen = 1 << 30; // and below it how often in the output
+    if (static_cast<int64_t>(s.occurrences.size()) < n) s.occurrences.resize(n);
+    const auto known = [n](int32_t token) { return token >= 0 && token < n; };
+    for (int64_t i = 0; i < p.count; ++i) {
+        if (!known(p.tokens[i])) continue;
+        int32_t& times = s.occurrences[p.tokens[i]];
+        times = (times | kSeen) + (i >= p.output);
     }
+    for (int64_t i = 0; i < p.count; ++i) {
+        if (!known(p.tokens[i])) continue;
+        const int32_t times = std::exchange(s.occurrences[p.tokens[i]], 0);
+        if (times == 0) continue; // done where it was met first
+        float& x = logits[p.tokens[i]];
+        x = x > 0 ? x / p.repetition : x * p.repetition;
+        if (times == kSeen) continue;
+        x -= p.frequency * static_cast<float>(times - kSeen);
+        x -= p.presence;
+    }
+}
+
+int32_t draw(const KernelTable& kernels, DrawArgs a, LogitsScratch& s) {
+    int64_t best = 0;
+    if (a.allowed || a.penalties.count > 0) s.masked.resize(a.n);
+    if (a.allowed) best = kernels.masked_argmax(a.logits, a.allowed, a.n, s.masked.data());
+    const bool penalized = a.penalties.count > 0 && best >= 0;
+    if (penalized) {
+        if (!a.allowed) std::memcpy(s.masked.data(), a.logits, a.n * sizeof(float));
+        penalize(a.penalties, s.masked.data(), a.n, s);
+    }
+    if (a.allowed || penalized) a.logits = s.masked.data();
+    if (!a.allowed || penalized) best = kernels.argmax(a.logits, a.n);
     if (a.temperature < kGreedyTemperature || best < 0) return static_cast<int32_t>(best);
     const float max = a.logits[best];
     s.resize(a.n);

@@ -9,6 +9,14 @@
 
 namespace octavo {
 
+// What a row loses for the tokens before it, of which those from `output` on are its output; see Ops.penalize in
+// octavo/backends/base.py.
+struct RowPenalties {
+    float repetition, frequency, presence;
+    const int32_t* tokens;
+    int64_t count, output;
+};
+
 struct DrawArgs {
     const float* logits;
     int64_t n;
@@ -18,6 +26,7 @@ struct DrawArgs {
     float top_p, min_p;
     uint64_t seed;
     int64_t position;
+    RowPenalties penalties;
 };
 
 struct TopLogprobsArgs {
@@ -36,10 +45,12 @@ struct LogitsScratch {
     std::vector<float> masked, shares, maxima, ordered;
     std::vector<double> sums;
     std::vector<int32_t> ids;
+    std::vector<int32_t> occurrences; // of each token; 0 between rows
 
     void resize(int64_t n);
 };
 
+void penalize(const RowPenalties& penalties, float* logits, int64_t n, LogitsScratch& scratch);
 int32_t draw(const KernelTable& kernels, DrawArgs args, LogitsScratch& scratch);
 void top_logprobs(const KernelTable& kernels, const TopLogprobsArgs& args, LogitsScratch& scratch);
 

@@ -250,6 +250,9 @@ class Device:
         """Each int32[n, 2] of (source, target)."""
 
     def argmax(self, logits: np.ndarray) -> np.ndarray: ...
+    def penalize(self, logits: np.ndarray, penalties: tuple[np.ndarray, ...]) -> np.ndarray:
+        """The fields of ``backends.base.Penalties``, in order."""
+
     def sample(
         self,
         logits: np.ndarray,
@@ -260,6 +263,7 @@ class Device:
         seeds: np.ndarray,
         positions: np.ndarray,
         allowed: np.ndarray | None,
+        penalties: tuple[np.ndarray, ...] | None,
     ) -> np.ndarray: ...
     def top_logprobs(
         self, logits: np.ndarray, chosen: np.ndarray, num: int

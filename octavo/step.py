@@ -19,7 +19,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``row`` indexes the worker's ``last_token`` and is unique among running sequences. The last ``num_drafts`` of
     ``token_ids`` are guesses to verify. ``sample_rows`` are the rows that receive one draw each from the logits of the last
     token (several when n branches part here); empty when the prompt goes on in a later step. ``seeds`` has one seed for each.
-    ``history`` (all tokens before the draw) and ``prompt_len`` are there only for parameters that need them.
+    ``history`` (int32[*], all tokens before the draw) and ``prompt_len`` are there only for parameters that need them.
     ``num_prompt_logprobs`` asks for the log-probabilities of ``prompt_targets``, the tokens that follow the computed ones.
     ``num_candidates``, of a beam, asks for that many likely next tokens in the place of a draw. ``token_mask``, uint8[*] with a
     bit for each token id, lowest first, is what a grammar allows to be drawn.
@@ -35,7 +35,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     seeds: tuple[int, ...] = ()
     params: SamplingParams | None = None
     num_logprobs: int | None = None
-    history: list[int] | None = None
+    history: Any = None  # np.ndarray, int32
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_prompt_logprobs: int | None = None
     prompt_targets: list[int] | None = None

@@ -74,6 +74,24 @@ class Batch:
     """[R, ceil(V / 32)]: what may be drawn from these rows, a bit for each logit as ``Ops.linear_argmax`` takes it"""
 
 
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """What R rows of logits lose for the tokens that stand before them."""
+
+    repetition: Array
+    """float32[R]"""
+    frequency: Array
+    """float32[R]"""
+    presence: Array
+    """float32[R]"""
+    tokens: Array
+    """int32[*], of all rows, one after the other"""
+    starts: Array
+    """int32[R + 1]: where each row's tokens begin, and where the last one's end"""
+    outputs: Array
+    """int32[R]: where in ``tokens`` each row's output begins"""
+
+
 Forward = Callable[[Batch], tuple[Array, ...]]
 """What a model makes of a batch."""
 
@@ -223,6 +241,12 @@ class Ops(Protocol):
         infinity: such a row can be drawn from by no rule."""
         ...
 
+    def penalize(self, logits: Array, penalties: Penalties) -> Array:
+        """float32[R, V] -> the same, new. The logit of each token that stands before a row is divided by ``repetition`` if it
+        is above 0, else multiplied; then, of a token that is c > 0 times in the output, it loses ``frequency`` * c, then
+        ``presence``. All in float32. Token ids outside the vocabulary are ignored."""
+        ...
+
     def sample(
         self,
         logits: Array,
@@ -234,11 +258,12 @@ class Ops(Protocol):
         seeds: Array,
         positions: Array,
         allowed: Array | None = None,
+        penalties: Penalties | None = None,
     ) -> Array:
         """float32[R, V] -> int32[R]. One draw a row from softmax(logits / temperature) after top-k (0: off), then top-p, then
         min-p; ties at a cut are kept by lowest index. Temperature below 1e-5: argmax; -1 where argmax is. The uniform number
         is a counter-based function of (seeds[i] uint64, positions[i] int64) alone. temperature, top_p, min_p: float32[R];
-        top_k: int32[R]. ``allowed`` is that of ``linear_argmax``."""
+        top_k: int32[R]. ``allowed`` is that of ``linear_argmax``; penalties are those of ``penalize``, before anything else."""
         ...
 
     def top_logprobs(self, logits: Array, chosen: Array, num: int) -> tuple[Array, Array, Array, Array]:

@@ -155,7 +155,7 @@ class Planner:
             seeds=tuple([t.seed for t in targets]),
             params=params if targets else None,
             num_logprobs=group.num_logprobs if targets else None,
-            history=list(seq.token_ids) if targets and group.needs_history else None,
+            history=seq.history() if targets and group.needs_history else None,
             bad_words_token_ids=group.request.bad_words_token_ids if targets else (),
             num_prompt_logprobs=params.prompt_logprobs if prompt_targets else None,
             prompt_targets=prompt_targets,

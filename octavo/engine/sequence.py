@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
 from octavo.engine.beam import BeamSearchState
 from octavo.engine.grammar import Grammar
 from octavo.engine.guesses import Guesses
@@ -71,6 +73,20 @@ class Sequence:
     num_published: int = 0
     row: int = -1
     on_host: bool = False
+    _copied: np.ndarray = field(init=False, repr=False, default_factory=lambda: np.empty(0, np.int32))
+    _num_copied: int = field(init=False, repr=False, default=0)
+
+    def history(self) -> np.ndarray:
+        """int32[*]: all tokens there are, none of them a placeholder. A view, which stays as it is. A call copies what is new
+        and no more: a token that was drawn is never taken back before its sequence ends."""
+        known, count = self._num_copied, len(self.token_ids)
+        if count > len(self._copied):
+            longer = np.empty(max(256, 2 * count), np.int32)
+            longer[:known] = self._copied[:known]
+            self._copied = longer
+        self._copied[known:count] = self.token_ids[known:]
+        self._num_copied = count
+        return self._copied[:count]
 
     @property
     def num_lacking(self) -> int:

@@ -17,4 +17,4 @@ class BadWords:
 
 
 def _ends_with(row: SampleRow, tokens: tuple[int, ...]) -> bool:
-    return not tokens or tuple(history_of(row)[-len(tokens) :]) == tokens
+    return not tokens or tuple(history_of(row)[-len(tokens) :].tolist()) == tokens

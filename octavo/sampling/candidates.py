@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.backends.base import Array, Backend
+from octavo.sampling.penalties import is_penalized, penalties_of
 from octavo.sampling.row import Feature, SampleRow
 from octavo.step import Candidates, TokenLogprobs
 
@@ -53,7 +54,8 @@ class CandidateFinder:
         return found
 
     def _is_shaped(self, row: SampleRow) -> bool:
-        return _temperature(row) != 1.0 or any(feature.wanted(row) for feature in self._features[row.params.ignore_eos])
+        features = self._features[row.params.ignore_eos]
+        return _temperature(row) != 1.0 or is_penalized(row) or any(feature.wanted(row) for feature in features)
 
     def _likeliest(self, logits: Array, targets: Array, wanted: Sequence[CandidateRow]) -> list[Candidates]:
         most = max(max(one.num, one.row.num_logprobs or 0) for one in wanted)
@@ -76,6 +78,8 @@ class CandidateFinder:
         for feature in self._features[row.params.ignore_eos]:
             if feature.wanted(row):
                 feature.apply(values, row)
+        if (penalties := penalties_of(self._backend, [row])) is not None:
+            values = self._on_host(self._backend.ops.penalize(self._backend.tensor(values[None]), penalties))[0]
         ids = [token for token in _top(values, wanted.num) if values[token] > -np.inf]
         details = None
         if row.num_logprobs is not None:

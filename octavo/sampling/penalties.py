@@ -1,29 +1,40 @@
 """``repetition_penalty`` (Keskar et al. 2019, over prompt and output), ``frequency_penalty`` and ``presence_penalty``
-(OpenAI's definitions, over the output).
-
-logit = (logit / r if logit > 0 else logit * r) if the token occurred at all; then minus f times its count in the output and
-minus p if that count is not zero. All in float32.
+(OpenAI's definitions, over the output): ``Ops.penalize`` says what they do.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
-from octavo.sampling.row import SampleRow, history_of, ids_within
+from octavo.backends.base import Array, Backend, Penalties
+from octavo.sampling.row import SampleRow, history_of
+
+_NO_TOKENS = np.zeros(0, np.int32)
 
 
-class Penalties:
-    def wanted(self, row: SampleRow) -> bool:
-        params = row.params
-        return bool(params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty)
+def is_penalized(row: SampleRow) -> bool:
+    """Whether the request asks for any. Cheap: asked for every row of every step."""
+    params = row.params
+    return bool(params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty)
 
-    def apply(self, logits: np.ndarray, row: SampleRow) -> None:
-        params, history = row.params, history_of(row)
-        # Repeated ids in an index are harmless below: each assigns the same value, computed from the logit read before.
-        if params.repetition_penalty != 1.0:
-            seen, penalty = ids_within(history, len(logits)), np.float32(params.repetition_penalty)
-            values = logits[seen]
-            logits[seen] = np.where(values > 0, values / penalty, values * penalty)
-        if params.frequency_penalty or params.presence_penalty:
-            drawn = ids_within(history[row.prompt_len :], len(logits))
-            counts = np.bincount(drawn)[drawn].astype(np.float32) if len(drawn) else np.empty(0, np.float32)
-            values = logits[drawn] - np.float32(params.frequency_penalty) * counts
-            logits[drawn] = values - np.float32(params.presence_penalty)
+
+def penalties_of(backend: Backend, rows: Sequence[SampleRow]) -> Penalties | None:
+    """What these rows of logits lose; None: nothing."""
+    if not any(map(is_penalized, rows)):
+        return None
+    params = [row.params for row in rows]
+    tokens = [history_of(row) if is_penalized(row) else _NO_TOKENS for row in rows]
+    starts = np.cumsum([0, *map(len, tokens)])
+    prompts = [min(row.prompt_len, len(own)) for row, own in zip(rows, tokens, strict=True)]
+    return Penalties(
+        repetition=_floats(backend, [p.repetition_penalty for p in params]),
+        frequency=_floats(backend, [p.frequency_penalty for p in params]),
+        presence=_floats(backend, [p.presence_penalty for p in params]),
+        tokens=backend.tensor(np.concatenate(tokens)),
+        starts=backend.tensor(starts.astype(np.int32)),
+        outputs=backend.tensor((starts[:-1] + prompts).astype(np.int32)),
+    )
+
+
+def _floats(backend: Backend, values: list[float]) -> Array:
+    return backend.tensor(np.array(values, np.float32))

@@ -16,9 +16,9 @@ class SampleRow:
     """One draw. Several may be made from the same row of logits, each with its own seed (n branches of one prompt).
 
     ``position`` is the index in the sequence of the token about to be drawn; with ``seed`` (uint64) it is all the randomness
-    there is. ``history`` holds every token before the draw, ``prompt_len`` of them the prompt's; it may be None where
-    ``params.needs_history`` is false. ``num_logprobs`` None: no log-probabilities; k: the drawn token's and the k likeliest.
-    ``token_mask``, uint8[*], has a bit for each token id, lowest first: 0 makes the token impossible.
+    there is. ``history``, int32[*], holds every token before the draw, ``prompt_len`` of them the prompt's; it may be None
+    where ``params.needs_history`` is false. ``num_logprobs`` None: no log-probabilities; k: the drawn token's and the k
+    likeliest. ``token_mask``, uint8[*], has a bit for each token id, lowest first: 0 makes the token impossible.
     """
 
     logits_row: int
@@ -26,7 +26,7 @@ class SampleRow:
     seed: int
     position: int
     num_output_tokens: int = 0
-    history: list[int] | None = None
+    history: np.ndarray | None = None
     prompt_len: int = 0
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_logprobs: int | None = None
@@ -52,7 +52,7 @@ def ids_within(ids: tuple[int, ...] | list[int], vocab_size: int) -> np.ndarray:
     return inside
 
 
-def history_of(row: SampleRow) -> list[int]:
+def history_of(row: SampleRow) -> np.ndarray:
     """The row's history, which its parameters need. Raises ValueError if the plan left it out."""
     if row.history is None:
         raise ValueError("these sampling parameters need the tokens before the draw, but the plan did not send them")

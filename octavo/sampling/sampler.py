@@ -17,7 +17,7 @@ from octavo.sampling.bad_words import BadWords
 from octavo.sampling.candidates import CandidateFinder, CandidateRow
 from octavo.sampling.logit_bias import LogitBias
 from octavo.sampling.min_tokens import MinTokens
-from octavo.sampling.penalties import Penalties
+from octavo.sampling.penalties import is_penalized, penalties_of
 from octavo.sampling.row import Feature, SampleRow
 from octavo.sampling.token_mask import TokenMask, allowed_tokens
 from octavo.sampling.verify import draft_rows, num_accepted
@@ -32,8 +32,9 @@ at all. The sequence should end with finish reason "error"."""
 
 def features_in_order(eos_token_ids: tuple[int, ...]) -> tuple[Feature, ...]:
     """The order of vLLM: what is impossible, then what is shifted, then what is damped; temperature and the rest follow.
-    ``TokenMask``, which comes before them, is part of a draw; what it removes no other brings back."""
-    return AllowedTokens(), BadWords(), MinTokens(eos_token_ids), LogitBias(), Penalties()
+    ``TokenMask``, which comes before them, and penalties, which follow them, are part of a draw. What a mask removes no other
+    brings back."""
+    return AllowedTokens(), BadWords(), MinTokens(eos_token_ids), LogitBias()
 
 
 class Sampler:
@@ -103,7 +104,7 @@ class Sampler:
         return [token >= 0 for token in self.argmax(logits)]
 
     def _draw_plain(self, logits: Array, rows: list[SampleRow]) -> list[int]:
-        if all(row.params.greedy and row.token_mask is None for row in rows):
+        if all(row.params.greedy and row.token_mask is None and not is_penalized(row) for row in rows):
             # Branches that share a row of logits share its one argmax.
             best = self.argmax(logits)
             return [best[row.logits_row] for row in rows]
@@ -133,6 +134,7 @@ class Sampler:
             seeds=np.array([row.seed for row in rows], np.uint64),
             positions=np.array([row.position for row in rows], np.int64),
             allowed=self.allowed([row.token_mask for row in rows]),
+            penalties=penalties_of(self._backend, rows),
         )
         tokens: list[int] = self._on_host(drawn).tolist()
         return tokens

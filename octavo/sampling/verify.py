@@ -8,19 +8,22 @@ other random numbers.)
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from octavo.sampling.row import SampleRow
 
 
 def draft_rows(first: SampleRow, drafts: Sequence[int]) -> list[SampleRow]:
     """The k + 1 draws that verify k drafts. ``first`` is the draw before the first draft was known; the others follow on the
     next rows of logits, one position and one token of history further each."""
+    history = None if first.history is None else np.concatenate([first.history, np.array(drafts, np.int32)])
     return [
         replace(
             first,
             logits_row=first.logits_row + i,
             position=first.position + i,
             num_output_tokens=first.num_output_tokens + i,
-            history=None if first.history is None else [*first.history, *drafts[:i]],
+            history=None if history is None else history[: len(history) - len(drafts) + i],
         )
         for i in range(len(drafts) + 1)
     ]

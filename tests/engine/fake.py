@@ -117,7 +117,7 @@ class FakeExecutor:
                     break
             return accepted
         if seq.history is not None:
-            assert seq.history == context
+            assert seq.history.tolist() == context
         tokens = [next_token(context, seed, seq.token_mask) for seed in seq.seeds]
         self.last_token.update(zip(seq.sample_rows, tokens, strict=True))
         return tokens
@@ -128,7 +128,7 @@ class FakeExecutor:
         assert seq.params is not None and seq.sample_rows == (seq.row,)
         context = self.read(seq, table)
         if seq.params.needs_history:
-            assert seq.history == context
+            assert seq.history.tolist() == context
         values = logprobs_after(context, seq.params, seq.prompt_len)
         likely = [token for token in range(VOCABULARY) if values[token] > float("-inf")]
         likely = sorted(likely, key=lambda token: (-values[token], token))[: seq.num_candidates]

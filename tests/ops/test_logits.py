@@ -1,5 +1,6 @@
 """Argmax, draws and log-probabilities: against the oracle, among ties and NaN, and as functions of row, seed and position."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.backends.base import Penalties
 from octavo.backends.reference import sampling
-from tests.ops.devices import ISAS, device, normal, oracle, some_allowed
+from tests.ops.devices import ISAS, device, normal, oracle, same_bits, some_allowed
 
 SIZES = st.one_of(st.integers(1, 140), st.sampled_from([511, 512, 513, 1000, 4097]))
 
@@ -58,7 +60,7 @@ def test_argmax_finds_every_place() -> None:
         np.testing.assert_array_equal(device(isa, "float32").ops.argmax(np.eye(131, dtype=np.float32)), np.arange(131))
 
 
-def _columns(rows: int, **values: Any) -> dict[str, np.ndarray]:
+def _columns(rows: int, **values: Any) -> dict[str, Any]:
     """Parameters of ``sample`` for so many rows; a scalar holds for all of them."""
     defaults = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seeds": 7, "positions": 0}
     dtypes = {"top_k": np.int32, "seeds": np.uint64, "positions": np.int64}
@@ -137,6 +139,53 @@ def test_cuts_of_a_whole_vocabulary_are_the_oracles() -> None:
     expected = oracle("float32").ops.sample(logits, **columns)
     for isa in ISAS:
         assert (device(isa, "float32").ops.sample(logits, **columns) == expected).sum() >= len(choices) - 1
+
+
+def _penalties(rng: np.random.Generator, rows: int, size: int) -> Penalties:
+    """Of tokens that come again and again, a few of them of no vocabulary; some rows have none, some no output."""
+    counts = rng.integers(0, 40, rows) * (rng.random(rows) < 0.8)
+    starts = np.cumsum([0, *counts]).astype(np.int32)
+    return Penalties(
+        repetition=rng.choice(np.array([1.0, 1.3, 0.7], np.float32), rows),
+        frequency=rng.choice(np.array([0.0, 0.5, -1.1], np.float32), rows),
+        presence=rng.choice(np.array([0.0, 0.9, -0.3], np.float32), rows),
+        tokens=rng.integers(-2, min(size, 30) + 2, counts.sum()).astype(np.int32),
+        starts=starts,
+        outputs=(starts[:-1] + rng.integers(0, counts + 1)).astype(np.int32),
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(size=SIZES, data=st.data())
+def test_penalties_are_the_oracles_bit_for_bit(size: int, data: st.DataObject) -> None:
+    logits = make_logits(data, 7, size)
+    before, penalties = logits.copy(), _penalties(np.random.default_rng(size), 7, size)
+    changed = device("auto", "float32").ops.penalize(logits, penalties)
+    assert same_bits(changed, oracle("float32").ops.penalize(logits, penalties))
+    assert same_bits(logits, before)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_draws_with_penalties_are_those_of_penalized_logits(isa: str) -> None:
+    logits = normal(4, 40, 300) * np.float32(3)
+    logits[5, 7], logits[6, 8], logits[7, 9] = np.nan, np.inf, -np.inf
+    ops, penalties = device(isa, "float32").ops, _penalties(np.random.default_rng(5), 40, 300)
+    changed = ops.penalize(logits, penalties)
+    for values in ({"temperature": 0}, {"top_p": 0.9}, {"top_k": 5}):
+        columns = _columns(40, seeds=np.arange(40), **values)
+        for allowed in (None, some_allowed(6, 40, 300)):
+            drawn = ops.sample(logits, **columns, allowed=allowed, penalties=penalties)
+            np.testing.assert_array_equal(drawn, ops.sample(changed, **columns, allowed=allowed))
+
+
+def test_penalties_of_tokens_that_are_not_there_are_refused() -> None:
+    logits, twice = normal(3, 2, 9), np.ones(2, np.float32)
+    starts, outputs = np.array([0, 1, 3], np.int32), np.array([0, 2], np.int32)
+    good, ops = Penalties(twice, twice, twice, np.zeros(3, np.int32), starts, outputs), device("auto", "float32").ops
+    assert ops.penalize(logits, good).shape == (2, 9)
+    for name, bad in {"starts": [0, 1, 4], "outputs": [0, 0], "repetition": [1, 1, 1]}.items():
+        with pytest.raises(ValueError, match="penalties"):
+            ops.penalize(logits, replace(good, **{name: np.array(bad, getattr(good, name).dtype)}))
 
 
 def test_draws_have_the_distribution_of_the_logits() -> None:

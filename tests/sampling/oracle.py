@@ -16,7 +16,7 @@ def shaped_logits(logits: np.ndarray, row: SampleRow, eos_token_ids: tuple[int, 
     """The row's logits as temperature finds them."""
     params, values = row.params, [np.float32(v) for v in logits]
     minus_infinity = np.float32(-math.inf)
-    history = row.history or []
+    history = [] if row.history is None else row.history.tolist()
     output = Counter(history[row.prompt_len :])
     for token in range(len(values)):
         value = values[token]

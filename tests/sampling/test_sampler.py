@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference.backend import ReferenceBackend
+from octavo.sampling.penalties import penalties_of
 from octavo.sampling.sampler import INVALID_TOKEN, Sampler, SampleRow
 from octavo.sampling_params import SamplingParams
 from tests.sampling.oracle import expected_token
@@ -89,7 +90,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[SampleRow]]:
                 seed=draw(st.integers(0, 2**64 - 1)),
                 position=len(history),
                 num_output_tokens=len(history) - prompt_len,
-                history=history,
+                history=np.array(history, np.int32),
                 prompt_len=prompt_len,
                 bad_words_token_ids=tuple(banned) if draw(st.booleans()) else (),
                 num_logprobs=draw(st.sampled_from([None, None, 0, 1, 5, VOCAB + 9])),
@@ -244,7 +245,7 @@ def test_bad_words_ban_the_last_token_only_after_the_others() -> None:
     logits[0, 5] = 9
 
     def drawn(history: list[int], *banned: tuple[int, ...]) -> int:
-        row = a_row(temperature=0.0, history=history, prompt_len=1, bad_words_token_ids=banned)
+        row = a_row(temperature=0.0, history=np.array(history, np.int32), prompt_len=1, bad_words_token_ids=banned)
         return sampler()(logits, [row])[0][0]
 
     assert drawn([4], (5,)) == 0
@@ -262,12 +263,9 @@ def test_penalties_are_those_of_transformers() -> None:
     logits = random_logits(1)
     history = np.random.default_rng(2).integers(0, VOCAB, 30).tolist()
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([history]), torch.from_numpy(logits.copy()))[0]
-    row = a_row(repetition_penalty=1.7, history=history, prompt_len=10)
-    from octavo.sampling.penalties import Penalties
-
-    changed = logits[0].copy()
-    Penalties().apply(changed, row)
-    assert np.array_equal(changed, expected.numpy())
+    row = a_row(repetition_penalty=1.7, history=np.array(history, np.int32), prompt_len=10)
+    for backend in map(backend_named, ("reference", "cpu")):
+        assert np.array_equal(backend.ops.penalize(logits, penalties_of(backend, [row]))[0], expected.numpy())
 
 
 def test_a_row_without_any_token_left_is_invalid_alone() -> None:
@@ -302,14 +300,14 @@ def test_drafts_are_verified_to_what_decoding_without_them_gives(
         params=options,
         seed=seed,
         position=3,
-        history=prompt,
+        history=np.array(prompt, np.int32),
         prompt_len=3,
         bad_words_token_ids=words,
         num_logprobs=2,
     )
     history, plain, plain_logprobs = list(prompt), [], []
     for i in range(k + 1):
-        row = replace(first, logits_row=0, position=3 + i, num_output_tokens=i, history=list(history))
+        row = replace(first, logits_row=0, position=3 + i, num_output_tokens=i, history=np.array(history, np.int32))
         (token,), (entry,) = sampler()(model(history), [row])
         plain.append(token)
         plain_logprobs.append(entry)

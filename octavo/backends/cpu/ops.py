@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.backends.base import AttentionShape, Batch
+from octavo.backends.base import AttentionShape, Batch, Penalties
 from octavo.backends.cpu.stacked import StackedWeight
 
 if TYPE_CHECKING:
@@ -89,6 +89,9 @@ class CpuOps:
     def copy_blocks(self, cache: Any, copies: Any) -> None:
         self._device.copy_blocks(cache.blocks, _pairs(copies.swap_out), _pairs(copies.swap_in), _pairs(copies.copy))
 
+    def penalize(self, logits: np.ndarray, penalties: Penalties) -> np.ndarray:
+        return self._device.penalize(logits, _columns(penalties))
+
     def sample(
         self,
         logits: np.ndarray,
@@ -100,8 +103,10 @@ class CpuOps:
         seeds: np.ndarray,
         positions: np.ndarray,
         allowed: np.ndarray | None = None,
+        penalties: Penalties | None = None,
     ) -> np.ndarray:
-        return self._device.sample(logits, temperature, top_k, top_p, min_p, seeds, positions, allowed)
+        taken = None if penalties is None else _columns(penalties)
+        return self._device.sample(logits, temperature, top_k, top_p, min_p, seeds, positions, allowed, taken)
 
     def _native_shape(self, shape: AttentionShape) -> "_native.HeadShape":
         try:
@@ -109,6 +114,11 @@ class CpuOps:
         except KeyError:
             made = self._shapes[shape] = self._head_shape(shape.num_heads, shape.num_kv_heads, shape.head_dim)
             return made
+
+
+def _columns(penalties: Penalties) -> tuple[np.ndarray, ...]:
+    p = penalties
+    return p.repetition, p.frequency, p.presence, p.tokens, p.starts, p.outputs
 
 
 def _pairs(pairs: Any) -> np.ndarray:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.backends.base import AttentionShape, Batch
+from octavo.backends.base import AttentionShape, Batch, Penalties
 from octavo.backends.reference import integer, sampling
 
 
@@ -127,6 +127,13 @@ class ReferenceOps:
     def argmax(self, logits: np.ndarray) -> np.ndarray:
         return np.array([sampling.argmax(row) for row in logits], np.int32)
 
+    def penalize(self, logits: np.ndarray, penalties: Penalties) -> np.ndarray:
+        p, result = penalties, np.empty_like(logits)
+        for i, row in enumerate(logits):
+            tokens, output = p.tokens[p.starts[i] : p.starts[i + 1]], p.tokens[p.outputs[i] : p.starts[i + 1]]
+            result[i] = sampling.penalized(row, tokens, output, (p.repetition[i], p.frequency[i], p.presence[i]))
+        return result
+
     def sample(
         self,
         logits: np.ndarray,
@@ -138,9 +145,12 @@ class ReferenceOps:
         seeds: np.ndarray,
         positions: np.ndarray,
         allowed: np.ndarray | None = None,
+        penalties: Penalties | None = None,
     ) -> np.ndarray:
         if allowed is not None:
             logits = sampling.masked(logits, allowed)
+        if penalties is not None:
+            logits = self.penalize(logits, penalties)
         columns = zip(logits, temperature, top_k, top_p, min_p, seeds, positions, strict=True)
         return np.array([sampling.draw(*column) for column in columns], np.int32)
 

@@ -40,6 +40,18 @@ def masked(logits: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     return result
 
 
+def penalized(logits: np.ndarray, tokens: np.ndarray, output: np.ndarray, penalties: tuple[float, float, float]) -> np.ndarray:
+    """float32[V] after ``tokens``, the last of which are ``output``; penalties for repetition, frequency and presence."""
+    repetition, frequency, presence = np.array(penalties, np.float32)
+    result = logits.copy()
+    seen = np.unique(tokens[(tokens >= 0) & (tokens < len(logits))])
+    result[seen] = np.where(logits[seen] > 0, logits[seen] / repetition, logits[seen] * repetition)
+    drawn, counts = np.unique(output[(output >= 0) & (output < len(logits))], return_counts=True)
+    result[drawn] -= frequency * counts.astype(np.float32)
+    result[drawn] -= presence
+    return result
+
+
 def descending(logits: np.ndarray) -> np.ndarray:
     """Token ids from likeliest to least likely; lowest id first among equals."""
     order: np.ndarray = np.argsort(-_clean(logits), kind="stable")
