@@ -228,7 +228,7 @@ std::vector<RowPenalties> Device::read_penalties(nb::handle fields, int64_t rows
           "penalties: starts must run from 0 to the number of tokens");
     for (int64_t i = 0; i < rows; ++i) {
         check(start[i] <= output[i] && output[i] <= start[i + 1], "penalties: a row's output must be the end of its tokens");
-        penalties[i] = {repetition.floats()[i], frequency.floats()[i],   presence.floats()[i],
+        penalties[i] = {repetition.floats()[i], frequency.floats()[i], presence.floats()[i],
                         tokens.ints() + start[i], start[i + 1] - start[i], output[i] - start[i]};
     }
     return penalties;

@@ -9,6 +9,7 @@ inline void unpack_half(const uint8_t* group, int half, GroupTable table, uint16
     const uint8_t* lower = group + 64 + half * 64;
     for (int64_t i = 0; i < 64; ++i) {
         const int64_t place = compact_place(i);
-        (i < 32 ? left : right)[i % 32] = static_cast<uint16_t>(lower[place] | table[group[place] >> half * 4 & 15] << 8);
+        uint16_t* to = i < 32 ? left : right; // as one expression with the next line GCC's undefined-behaviour sanitizer gets it wrong
+        to[i % 32] = static_cast<uint16_t>(lower[place] | table[group[place] >> half * 4 & 15] << 8);
     }
 }
