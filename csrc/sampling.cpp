@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -163,16 +162,20 @@ void penalize(const RowPenalties& p, float* logits, int64_t n, LogitsScratch& s)
 }
 
 int32_t draw(const KernelTable& kernels, DrawArgs a, LogitsScratch& s) {
-    int64_t best = 0;
-    if (a.allowed || a.penalties.count > 0) s.masked.resize(a.n);
-    if (a.allowed) best = kernels.masked_argmax(a.logits, a.allowed, a.n, s.masked.data());
-    const bool penalized = a.penalties.count > 0 && best >= 0;
-    if (penalized) {
-        if (!a.allowed) std::memcpy(s.masked.data(), a.logits, a.n * sizeof(float));
-        penalize(a.penalties, s.masked.data(), a.n, s);
+    int64_t best;
+    if (a.allowed) {
+        s.masked.resize(a.n);
+        best = kernels.masked_argmax(a.logits, a.allowed, a.n, s.masked.data());
+        a.logits = s.masked.data();
+    } else {
+        best = kernels.argmax(a.logits, a.n);
     }
-    if (a.allowed || penalized) a.logits = s.masked.data();
-    if (!a.allowed || penalized) best = kernels.argmax(a.logits, a.n);
+    if (a.penalties.count > 0 && best >= 0) {
+        if (!a.allowed) s.masked.assign(a.logits, a.logits + a.n);
+        penalize(a.penalties, s.masked.data(), a.n, s);
+        a.logits = s.masked.data();
+        best = kernels.argmax(a.logits, a.n);
+    }
     if (a.temperature < kGreedyTemperature || best < 0) return static_cast<int32_t>(best);
     const float max = a.logits[best];
     s.resize(a.n);

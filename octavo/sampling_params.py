@@ -363,9 +363,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.greedy and self.beam is None and not shifted and not self.needs_history
 
     @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that stand before a draw count for less, or more, in it."""
+        return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
+
+    @property
     def needs_history(self) -> bool:
         """Whether a draw depends on the tokens before it beyond what the KV cache holds, so that it cannot be planned ahead."""
-        return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.bad_words)
+        return self.has_penalties or bool(self.bad_words)
 
     @property
     def needs_host(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.backends.base import Array, Backend
-from octavo.sampling.penalties import is_penalized, penalties_of
+from octavo.sampling.penalties import penalties_of
 from octavo.sampling.row import Feature, SampleRow
 from octavo.step import Candidates, TokenLogprobs
 
@@ -55,7 +55,7 @@ class CandidateFinder:
 
     def _is_shaped(self, row: SampleRow) -> bool:
         features = self._features[row.params.ignore_eos]
-        return _temperature(row) != 1.0 or is_penalized(row) or any(feature.wanted(row) for feature in features)
+        return _temperature(row) != 1.0 or row.params.has_penalties or any(feature.wanted(row) for feature in features)
 
     def _likeliest(self, logits: Array, targets: Array, wanted: Sequence[CandidateRow]) -> list[Candidates]:
         most = max(max(one.num, one.row.num_logprobs or 0) for one in wanted)

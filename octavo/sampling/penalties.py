@@ -12,18 +12,12 @@ from octavo.sampling.row import SampleRow, history_of
 _NO_TOKENS = np.zeros(0, np.int32)
 
 
-def is_penalized(row: SampleRow) -> bool:
-    """Whether the request asks for any. Cheap: asked for every row of every step."""
-    params = row.params
-    return bool(params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty)
-
-
 def penalties_of(backend: Backend, rows: Sequence[SampleRow]) -> Penalties | None:
     """What these rows of logits lose; None: nothing."""
-    if not any(map(is_penalized, rows)):
-        return None
     params = [row.params for row in rows]
-    tokens = [history_of(row) if is_penalized(row) else _NO_TOKENS for row in rows]
+    if not any(p.has_penalties for p in params):
+        return None
+    tokens = [history_of(row) if row.params.has_penalties else _NO_TOKENS for row in rows]
     starts = np.cumsum([0, *map(len, tokens)])
     prompts = [min(row.prompt_len, len(own)) for row, own in zip(rows, tokens, strict=True)]
     return Penalties(

@@ -17,7 +17,7 @@ from octavo.sampling.bad_words import BadWords
 from octavo.sampling.candidates import CandidateFinder, CandidateRow
 from octavo.sampling.logit_bias import LogitBias
 from octavo.sampling.min_tokens import MinTokens
-from octavo.sampling.penalties import is_penalized, penalties_of
+from octavo.sampling.penalties import penalties_of
 from octavo.sampling.row import Feature, SampleRow
 from octavo.sampling.token_mask import TokenMask, allowed_tokens
 from octavo.sampling.verify import draft_rows, num_accepted
@@ -104,7 +104,7 @@ class Sampler:
         return [token >= 0 for token in self.argmax(logits)]
 
     def _draw_plain(self, logits: Array, rows: list[SampleRow]) -> list[int]:
-        if all(row.params.greedy and row.token_mask is None and not is_penalized(row) for row in rows):
+        if all(row.params.greedy and row.token_mask is None and not row.params.has_penalties for row in rows):
             # Branches that share a row of logits share its one argmax.
             best = self.argmax(logits)
             return [best[row.logits_row] for row in rows]

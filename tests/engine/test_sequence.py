@@ -5,9 +5,8 @@ from octavo.memory.kv_cache_manager import KVUsage
 
 
 def test_a_history_stays_as_it_was_given_away() -> None:
-    tokens = list(range(100))
     seq = Sequence(
-        seq_id=0, branch=0, seed=0, token_ids=list(tokens), prompt_len=90, cache_root=b"", usage=KVUsage(), max_len=5000
+        seq_id=0, branch=0, seed=0, token_ids=list(range(100)), prompt_len=90, cache_root=b"", usage=KVUsage(), max_len=5000
     )
     given = []
     for count in range(100, 1500, 7):
