@@ -40,18 +40,18 @@ void checked(int type, Bytes data, Values<T> out, int num_threads) {
     dequantize(type, data.data(), out.size() / format.elements, out.data(), num_threads);
 }
 
-void checked_split(int type, Bytes data, Values<uint8_t> values, Values<float> scales, std::optional<Values<float>> minimums,
+bool checked_split(int type, Bytes data, Values<uint8_t> values, Values<uint16_t> scales, std::optional<Values<uint16_t>> minimums,
                    int num_threads) {
     const BlockFormat known = block_format(type);
     const size_t blocks = known.bytes ? data.size() / known.bytes : 0, elements = blocks * known.elements;
     const bool packed = values.size() * 2 == elements;
     const BlockFormat format = checked_format(type, data.size(), packed ? elements : values.size());
     check(format.inputs != 0, "type " + std::to_string(type) + " has no whole numbers");
-    check(scales.size() == elements / format.inputs && minimums.has_value() == format.minimums &&
+    check(scales.size() == elements / format.inputs && minimums.has_value() == (format.minimums || format.offset) &&
               (!minimums || minimums->size() == scales.size()),
           "scales and minimums must fit the type");
     nb::gil_scoped_release release;
-    split_blocks(type, data.data(), blocks, values.data(), packed, scales.data(), minimums ? minimums->data() : nullptr, num_threads);
+    return split_blocks(type, data.data(), blocks, values.data(), packed, scales.data(), minimums ? minimums->data() : nullptr, num_threads);
 }
 
 }  // namespace
@@ -64,7 +64,8 @@ void bind_dequantize(nb::module_& module) {
                nb::arg("num_threads"));
     module.def("split_blocks", &checked_split, nb::arg("type"), nb::arg("data"), nb::arg("values").noconvert(),
                nb::arg("scales").noconvert(), nb::arg("minimums").noconvert().none(), nb::arg("num_threads"),
-               "Split GGUF blocks of whole numbers into values, one a byte or two, scales and minimums. ValueError if sizes disagree.");
+               "Split GGUF blocks of whole numbers into a layout's values, scales and minimums. False: some are not finite. ValueError "
+               "if sizes disagree.");
 }
 
 }  // namespace octavo

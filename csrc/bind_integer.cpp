@@ -5,12 +5,15 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <optional>
+#include <tuple>
 #include <type_traits>
 
 #include "cpu_features.hpp"
@@ -26,7 +29,6 @@ template <class T> using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig
 using Halves = Matrix<uint16_t>;
 
 IntegerSource read_source(int bits, Matrix<uint8_t> values, Halves scales, std::optional<Halves> minimums) {
-    check(std::find(std::begin(kBitsOf), std::end(kBitsOf), bits) != std::end(kBitsOf), "bits must be 4, 5, 6 or 8");
     const int64_t bytes = bits == 4 ? kGroup / 2 : kGroup, rows = values.shape(0), groups = values.shape(1) / bytes;
     check(values.shape(1) % bytes == 0,
           bits == 4 ? "a row must be groups of 16 bytes" : "a row must be groups of 32 values");
@@ -38,6 +40,28 @@ IntegerSource read_source(int bits, Matrix<uint8_t> values, Halves scales, std::
     check(minimums.has_value() == (bits < 6), "there are minimums with 4 and 5 bits, and only then");
     if (minimums) check_scales(*minimums, 1);
     return {bits, values.data(), scales.data(), minimums ? minimums->data() : nullptr, rows, groups};
+}
+
+using Piece = std::tuple<Matrix<uint8_t>, Halves, std::optional<Halves>>;
+
+// The pieces, one by one as they are made, one below the other.
+std::unique_ptr<IntegerWeight> pack_integer(Device& device, int bits, int64_t rows, int64_t columns, nb::iterable pieces, bool gated,
+                                            bool vocabulary) {
+    check(std::find(std::begin(kBitsOf), std::end(kBitsOf), bits) != std::end(kBitsOf), "bits must be 4, 5, 6 or 8");
+    check(columns % kGroup == 0, "a row must be groups of 32 values");
+    auto weight = device.integer_weight(bits, rows, columns / kGroup, gated, vocabulary);
+    int64_t done = 0;
+    for (nb::handle piece : pieces) {
+        Piece arrays;
+        if (!nb::try_cast(piece, arrays, false)) throw nb::type_error("a piece must be contiguous uint8, uint16 and uint16 or None");
+        const auto& [values, scales, minimums] = arrays;
+        const IntegerSource source = read_source(bits, values, scales, minimums);
+        check(source.groups == weight->columns / kGroup && source.rows <= rows - done, "pieces must be rows of the matrix");
+        device.pack_rows(source, *weight, done);
+        done += source.rows;
+    }
+    check(done == rows, "pieces must be all rows of the matrix");
+    return weight;
 }
 
 template <class T> using Output = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -91,15 +115,9 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
                "minimums"_a.noconvert().none(), "isa"_a, "num_threads"_a);
     module.def("quantize", &quantize<uint16_t>, "matrix"_a.noconvert(), "values"_a.noconvert(), "scales"_a.noconvert(),
                "minimums"_a.noconvert().none(), "isa"_a, "num_threads"_a);
-    const auto values = "values"_a.noconvert(), scales = "scales"_a.noconvert();
-    const auto minimums = "minimums"_a.noconvert().none();
     device
-        .def(
-            "pack_integer",
-            [](Device& d, int n, Matrix<uint8_t> v, Halves s, std::optional<Halves> m, bool gated, bool vocabulary) {
-                return d.pack_integer(read_source(n, v, s, m), gated, vocabulary);
-            },
-            "bits"_a, values, scales, minimums, nb::kw_only(), "gated"_a = false, "vocabulary"_a = false)
+        .def("pack_integer", &pack_integer, "bits"_a, "rows"_a, "columns"_a, "pieces"_a, nb::kw_only(), "gated"_a = false,
+             "vocabulary"_a = false)
         .def("shortlist", &Device::shortlist_integer, "weight"_a, nb::kw_only(), "most_bytes"_a, "inputs"_a)
         .def("embedding", &Device::embedding_integer, "ids"_a, "table"_a)
         .def(

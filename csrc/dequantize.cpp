@@ -1,6 +1,7 @@
 #include "dequantize.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <thread>
@@ -74,19 +75,30 @@ struct PlainBF16 {
     }
 };
 
-// Integer formats split a block into values and, for each kInputs of them, a scale and, if kMinimums, what is added.
+// Integer formats split a block into values and, for each kInputs of them, a scale and, if kMinimums, what is added. kOffset: added
+// to values that begin below 0 for a layout whose values do not. kPacked: where a block has them as Int4Group does.
+struct Integer {
+    static constexpr int kOffset = 0;
+    static constexpr size_t kPacked = 0;
+};
 
 // Low nibbles are the first 16 values of a block, high nibbles the last 16; Q5 keeps the fifth bits in 32 bits of their own.
 template <bool kFifthBit, bool kMinimum>
-struct Simple {
+struct Simple : Integer {
     static constexpr size_t kHeader = kMinimum ? 4 : 2;
     static constexpr size_t kQuants = kHeader + (kFifthBit ? 4 : 0);
     static constexpr size_t kElements = 32, kBytes = kQuants + 16, kInputs = 32;
     static constexpr bool kMinimums = kMinimum;
+    static constexpr int kOffset = kMinimum ? 0 : kFifthBit ? 16 : 8;
+    static constexpr size_t kPacked = kFifthBit ? 0 : kQuants;
 
-    static void split(const uint8_t* b, int8_t* values, float* scales, float* minimums) {
+    static void scale(const uint8_t* b, float* scales, float* minimums) {
         scales[0] = half_to_float(b);
         if constexpr (kMinimum) minimums[0] = half_to_float(b + 2);
+    }
+
+    static void split(const uint8_t* b, int8_t* values, float* scales, float* minimums) {
+        scale(b, scales, minimums);
         uint32_t fifth = 0;
         if constexpr (kFifthBit) std::memcpy(&fifth, b + kHeader, 4);
         for (int side = 0; side < 2; ++side) {
@@ -100,7 +112,7 @@ struct Simple {
     }
 };
 
-struct Eight {
+struct Eight : Integer {
     static constexpr size_t kElements = 32, kBytes = 34, kInputs = 32;
     static constexpr bool kMinimums = false;
     static void split(const uint8_t* b, int8_t* values, float* scales, float*) {
@@ -109,7 +121,7 @@ struct Eight {
     }
 };
 
-struct K2 {
+struct K2 : Integer {
     static constexpr size_t kElements = 256, kBytes = 84, kInputs = 16;
     static constexpr bool kMinimums = true;
     static void split(const uint8_t* b, int8_t* values, float* scales, float* minimums) {
@@ -127,7 +139,7 @@ struct K2 {
     }
 };
 
-struct K3 {
+struct K3 : Integer {
     static constexpr size_t kElements = 256, kBytes = 110, kInputs = 16;
     static constexpr bool kMinimums = false;
     static void split(const uint8_t* b, int8_t* values, float* scales, float*) {
@@ -150,7 +162,7 @@ struct K3 {
 
 // Q4_K and Q5_K: eight groups of 32 with 6-bit scales and minima in twelve bytes.
 template <bool kFifthBit>
-struct K45 {
+struct K45 : Integer {
     static constexpr size_t kElements = 256, kBytes = kFifthBit ? 176 : 144, kInputs = 32;
     static constexpr bool kMinimums = true;
     static void split(const uint8_t* b, int8_t* values, float* scales, float* minimums) {
@@ -185,7 +197,7 @@ struct K45 {
     }
 };
 
-struct K6 {
+struct K6 : Integer {
     static constexpr size_t kElements = 256, kBytes = 210, kInputs = 16;
     static constexpr bool kMinimums = false;
     static void split(const uint8_t* b, int8_t* values, float* scales, float*) {
@@ -228,26 +240,64 @@ void decode_block(const uint8_t* b, float* y) {
 // What blocks are split into. `packed`: two values in a byte, those of the first 16 of each 32 in low halves.
 struct Parts {
     int8_t* values;
-    float *scales, *minimums;
+    uint16_t *scales, *minimums;
     bool packed;
 };
 
+// One block's.
 template <class Format>
-void split_blocks(const uint8_t* data, size_t begin, size_t end, const Parts& to) {
-    constexpr size_t kElements = Format::kElements, kGroups = kElements / Format::kInputs;
-    int8_t own[kElements];
-    for (size_t block = begin; block < end; ++block) {
-        int8_t* values = to.packed ? own : to.values + block * kElements;
-        Format::split(data + block * Format::kBytes, values, to.scales + block * kGroups,
-                      Format::kMinimums ? to.minimums + block * kGroups : nullptr);
-        if (!to.packed) continue;
-        const auto* from = reinterpret_cast<const uint8_t*>(own);
-        for (size_t at = 0; at < kElements / 2; at += 8) {
-            const uint8_t* lows = from + at / 16 * 32 + at % 16;
-            const uint64_t word = bits_of(lows, 0, 15) | bits_of(lows + 16, 0, 15) << 4;
-            std::memcpy(to.values + block * kElements / 2 + at, &word, 8);
+void split_block(const uint8_t* b, size_t block, const Parts& to, float* scales, float* minimums) {
+    constexpr size_t kElements = Format::kElements;
+    int8_t values[kElements];
+    int8_t* out = to.values + block * kElements / (to.packed ? 2 : 1);
+    if constexpr (Format::kPacked != 0) {
+        if (to.packed) {
+            Format::scale(b, scales, minimums);
+            std::memcpy(out, b + Format::kPacked, kElements / 2);
+            return;
         }
     }
+    Format::split(b, values, scales, minimums);
+    if (!to.packed) {
+        for (size_t i = 0; i < kElements; ++i) out[i] = static_cast<int8_t>(values[i] + Format::kOffset);
+        return;
+    }
+    const auto* from = reinterpret_cast<const uint8_t*>(values);
+    for (size_t at = 0; at < kElements / 2; at += 8) {
+        const uint8_t* lows = from + at / 16 * 32 + at % 16;
+        const uint64_t word = bits_of(lows, 0, 15) | bits_of(lows + 16, 0, 15) << 4;
+        std::memcpy(out + at, &word, 8);
+    }
+}
+
+// Returns whether all are finite.
+inline bool put_halves(const float* numbers, size_t count, uint16_t* to) {
+    bool finite = true;
+    for (size_t i = 0; i < count; ++i) {
+        to[i] = float_to_half(numbers[i]);
+        finite &= (to[i] & 0x7c00) != 0x7c00;
+    }
+    return finite;
+}
+
+// Returns whether all scales and minimums are finite.
+template <class Format>
+bool split_blocks(const uint8_t* data, size_t begin, size_t end, const Parts& to) {
+    constexpr size_t kGroups = Format::kElements / Format::kInputs, kStep = 512 / Format::kElements;
+    float scales[kStep * kGroups], minimums[kStep * kGroups];
+    bool finite = true;
+    for (size_t start = begin; start < end; start += kStep) {
+        const size_t count = std::min(kStep, end - start);
+        for (size_t i = 0; i < count; ++i) {
+            split_block<Format>(data + (start + i) * Format::kBytes, start + i, to, scales + i * kGroups, minimums + i * kGroups);
+        }
+        finite &= put_halves(scales, count * kGroups, to.scales + start * kGroups);
+        if constexpr (Format::kOffset != 0) {
+            for (size_t i = 0; i < count * kGroups; ++i) minimums[i] = scales[i] * float(-Format::kOffset);
+        }
+        if (to.minimums) finite &= put_halves(minimums, count * kGroups, to.minimums + start * kGroups);
+    }
+    return finite;
 }
 
 template <class Format>
@@ -315,24 +365,32 @@ void dispatch(int type, const uint8_t* data, size_t blocks, Out* out, int num_th
 }  // namespace
 
 BlockFormat block_format(int type) {
-    BlockFormat found{0, 0, 0, false};
+    BlockFormat found{0, 0, 0, false, 0};
     with_format(type, [&](auto format) {
         using Format = decltype(format);
-        found = {Format::kElements, Format::kBytes, 0, false};
-        if constexpr (Splits<Format>) found.inputs = Format::kInputs, found.minimums = Format::kMinimums;
+        found = {Format::kElements, Format::kBytes, 0, false, 0};
+        if constexpr (Splits<Format>) {
+            found.inputs = Format::kInputs;
+            found.minimums = Format::kMinimums;
+            found.offset = Format::kOffset;
+        }
     });
     return found;
 }
 
-void split_blocks(int type, const uint8_t* data, size_t blocks, uint8_t* values, bool packed, float* scales, float* minimums,
+bool split_blocks(int type, const uint8_t* data, size_t blocks, uint8_t* values, bool packed, uint16_t* scales, uint16_t* minimums,
                   int num_threads) {
     const Parts to{reinterpret_cast<int8_t*>(values), scales, minimums, packed};
+    std::atomic<bool> finite = true;
     with_format(type, [&](auto format) {
         using Format = decltype(format);
         if constexpr (Splits<Format>) {
-            in_parts<Format>(blocks, num_threads, [&](size_t begin, size_t end) { split_blocks<Format>(data, begin, end, to); });
+            in_parts<Format>(blocks, num_threads, [&](size_t begin, size_t end) {
+                if (!split_blocks<Format>(data, begin, end, to)) finite = false;
+            });
         }
     });
+    return finite;
 }
 
 void dequantize(int type, const uint8_t* data, size_t blocks, float* out, int num_threads) {

@@ -8,10 +8,11 @@
 namespace octavo {
 
 // Elements and bytes of one block of a ggml type, both 0 for a type that is not known here; of whole numbers how many share a
-// scale, else 0, and whether there are minimums.
+// scale, else 0; whether there are minimums; and, of others whose layout has minimums, what is added to values for that.
 struct BlockFormat {
     size_t elements, bytes, inputs;
     bool minimums;
+    int offset;
 };
 BlockFormat block_format(int type);
 
@@ -20,9 +21,10 @@ BlockFormat block_format(int type);
 void dequantize(int type, const uint8_t* data, size_t blocks, float* out, int num_threads);
 void dequantize(int type, const uint8_t* data, size_t blocks, uint16_t* out, int num_threads);
 
-// Blocks of whole numbers as these: values, one a byte or `packed` (as Int4Group of octavo/quant/layouts.py has them); scales and,
-// if the format has any, minimums, one for each format.inputs values.
-void split_blocks(int type, const uint8_t* data, size_t blocks, uint8_t* values, bool packed, float* scales, float* minimums,
+// Blocks of whole numbers as the layouts of octavo/quant/layouts.py have them: values, one a byte or `packed` (as Int4Group);
+// scales and, if the format has minimums or an offset, minimums, one for each format.inputs values, fp16. Returns whether all of
+// these are finite.
+bool split_blocks(int type, const uint8_t* data, size_t blocks, uint8_t* values, bool packed, uint16_t* scales, uint16_t* minimums,
                   int num_threads);
 
 }  // namespace octavo

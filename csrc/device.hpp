@@ -84,7 +84,9 @@ public:
 
     std::unique_ptr<PackedWeight> pack(nb::handle matrix, bool gated);
     // vocabulary: for embedding and a shortlist, too.
-    std::unique_ptr<IntegerWeight> pack_integer(const IntegerSource& source, bool gated, bool vocabulary);
+    // Memory for a matrix, and the rows of a source as its rows from `first` on.
+    std::unique_ptr<IntegerWeight> integer_weight(int bits, int64_t rows, int64_t groups, bool gated, bool vocabulary);
+    void pack_rows(const IntegerSource& source, IntegerWeight& weight, int64_t first);
 
     // Makes what lets linear_argmax of a weight be faster, where it does; a copy has no more than most_bytes.
     // inputs: how large each one is beside the others; empty: nobody knows.

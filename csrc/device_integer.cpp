@@ -158,19 +158,19 @@ void pack_pairs(const IntegerSource& source, int64_t n, char* block, int64_t col
 
 } // namespace
 
-void pack_integer_blocks(const IntegerSource& source, bool gated, bool paired, char* blocks, int64_t block0, int64_t block1) {
+void pack_integer_rows(const IntegerSource& source, const IntegerPlace& to, int64_t row0, int64_t row1) {
     const int64_t bytes = group_bytes(source.bits), given = source.bits == 4 ? kGroup / 2 : kGroup;
-    std::vector<float> numbers(paired ? 2 * source.groups : 0);
-    for (int64_t place = block0 * kIntegerColumns; place < std::min(source.rows, block1 * kIntegerColumns); ++place) {
-        const int64_t block = place / kIntegerColumns, column = place % kIntegerColumns;
-        const int64_t n = gated ? block % 2 * (source.rows / 2) + block / 2 * kIntegerColumns + column : place;
-        char* group = blocks + block * integer_block_bytes(source.groups, source.bits, paired);
-        if (paired) pack_pairs(source, n, group, column, numbers.data());
+    std::vector<float> numbers(to.paired ? 2 * source.groups : 0);
+    for (int64_t n = row0; n < row1; ++n) {
+        const int64_t place = to.first + n, side = to.gated && place >= to.rows / 2, row = place - side * (to.rows / 2);
+        const int64_t block = row / kIntegerColumns * (to.gated ? 2 : 1) + side, column = row % kIntegerColumns;
+        char* group = to.blocks + block * integer_block_bytes(source.groups, source.bits, to.paired);
+        if (to.paired) pack_pairs(source, n, group, column, numbers.data());
         for (int64_t g = 0; g < source.groups; ++g, group += bytes) {
             const int64_t from = n * source.groups + g;
-            const int64_t sooner = paired && g % 2 ? bytes - kLinesOfFour : 0; // scales of pairs come later
+            const int64_t sooner = to.paired && g % 2 ? bytes - kLinesOfFour : 0; // scales of pairs come later
             pack_group(source, source.values + from * given, group - sooner + place_of_column(source.bits, column));
-            if (paired) continue;
+            if (to.paired) continue;
             char* scales = group + scale_of_column(source.bits, column);
             char* seconds = scales + 2 * kIntegerColumns;
             std::memcpy(scales, source.scales + from * (source.bits == 6 ? 2 : 1), 2);
@@ -180,16 +180,19 @@ void pack_integer_blocks(const IntegerSource& source, bool gated, bool paired, c
     }
 }
 
-std::unique_ptr<IntegerWeight> Device::pack_integer(const IntegerSource& source, bool gated, bool vocabulary) {
-    check_gates(source.rows, gated);
-    const bool paired = pairs_ && source.bits == 4 && source.groups % 2 == 0 && !vocabulary;
-    auto weight = std::make_unique<IntegerWeight>(source.rows, source.groups, source.bits, gated, paired, weights_);
-    char* blocks = weight->memory.data();
+std::unique_ptr<IntegerWeight> Device::integer_weight(int bits, int64_t rows, int64_t groups, bool gated, bool vocabulary) {
+    check_gates(rows, gated);
+    const bool paired = pairs_ && bits == 4 && groups % 2 == 0 && !vocabulary;
+    return std::make_unique<IntegerWeight>(rows, groups, bits, gated, paired, weights_);
+}
+
+void Device::pack_rows(const IntegerSource& source, IntegerWeight& weight, int64_t first) {
+    const IntegerPlace place{weight.memory.data(), weight.rows, first, weight.gated, weight.paired};
     run([&] {
-        over_units(divide_up(source.rows, kIntegerColumns),
-                   [&](int64_t block, int) { pack_integer_blocks(source, gated, paired, blocks, block, block + 1); });
+        over_units(divide_up(source.rows, kIntegerColumns), [&](int64_t unit, int) {
+            pack_integer_rows(source, place, unit * kIntegerColumns, std::min(source.rows, (unit + 1) * kIntegerColumns));
+        });
     });
-    return weight;
 }
 
 nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table) {

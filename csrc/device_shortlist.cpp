@@ -177,7 +177,7 @@ void Device::add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits,
         const QuantizeWeightsArgs quantize{own.exact.data(), own.bytes.data(), own.scales.data(), minimums, false, bits, largest};
         if (integer_->quantize_weights(quantize, 0, count * groups) != QuantizeProblem::none) return false;
         char* to = list->rough->memory.data() + first / kColumnBlock * groups * group_bytes(bits);
-        pack_integer_blocks({bits, own.bytes.data(), own.scales.data(), minimums, count, groups}, false, false, to, 0, 1);
+        pack_integer_rows({bits, own.bytes.data(), own.scales.data(), minimums, count, groups}, {to, count}, 0, count);
         own.read(*integer_, to, count, groups, bits);
         for (int64_t at = 0, n = first; n < first + count; ++n, at += k) {
             const float length = length_of(own.exact.data() + at, sizes), parts = own.length_of_parts(at, sizes, bits);

@@ -25,4 +25,23 @@ inline __attribute__((always_inline)) float half_to_float(const void* p) {
     return value;
 }
 
+// To nearest even; what is beyond its range becomes infinite, NaN stays NaN. Without a branch, so that loops become vectors.
+inline __attribute__((always_inline)) uint16_t float_to_half(float value) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &value, sizeof bits);
+    const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+    const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1)) >> 13;
+    // A sum with one half has a subnormal's bits at its end, rounded.
+    float sum;
+    __builtin_memcpy(&sum, &magnitude, sizeof sum);
+    sum += 0.5f;
+    uint32_t subnormal;
+    __builtin_memcpy(&subnormal, &sum, sizeof subnormal);
+    subnormal -= 126u << 23;
+    uint32_t half = magnitude < 113u << 23 ? subnormal : normal;
+    half = magnitude >= 143u << 23 ? 0x7c00u : half;
+    half = magnitude > 255u << 23 ? 0x7e00u : half;
+    return static_cast<uint16_t>(half | sign);
+}
+
 } // namespace octavo

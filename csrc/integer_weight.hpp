@@ -34,8 +34,15 @@ struct IntegerWeight {
 // Of the blocks of a matrix. Throws std::invalid_argument for sizes out of range.
 int64_t integer_weight_bytes(int64_t rows, int64_t groups, int bits, bool paired = false);
 
-// Copies the blocks [block0, block1) of a source to their places among all blocks; gated, paired: as IntegerWeight has it.
-void pack_integer_blocks(const IntegerSource& source, bool gated, bool paired, char* blocks, int64_t block0, int64_t block1);
+// Where a source's rows come to lie: from row `first` on of a matrix of so many rows; gated, paired: as IntegerWeight has it.
+struct IntegerPlace {
+    char* blocks;
+    int64_t rows, first = 0;
+    bool gated = false, paired = false;
+};
+
+// Copies the rows [row0, row1) of a source. Others may copy other rows meanwhile.
+void pack_integer_rows(const IntegerSource& source, const IntegerPlace& to, int64_t row0, int64_t row1);
 
 // Quantizes so many groups on up to so many threads of its own.
 QuantizeProblem quantize_groups(const QuantizeWeightsArgs& args, int64_t groups, const IntegerKernels* kernels, int num_threads);

@@ -4,7 +4,7 @@ Ops mean what ``octavo.backends.base.Ops`` says. Wrong types raise TypeError; wr
 memory that runs out, on any thread, MemoryError; threads that the system refuses, RuntimeError.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -42,8 +42,8 @@ def dequantize(type: int, data: np.ndarray, out: np.ndarray, num_threads: int) -
 
 def split_blocks(
     type: int, data: np.ndarray, values: np.ndarray, scales: np.ndarray, minimums: np.ndarray | None, num_threads: int
-) -> None:
-    """``octavo.quant.gguf.Split`` on several threads."""
+) -> bool:
+    """``octavo.quant.gguf.Split`` on several threads; scales and minimums are seen as uint16."""
 
 class Shortlist:
     """What ``Device.shortlist`` makes of a weight."""
@@ -190,16 +190,17 @@ class Device:
     def pack_integer(
         self,
         bits: int,
-        values: np.ndarray,
-        scales: np.ndarray,
-        minimums: np.ndarray | None,
+        rows: int,
+        columns: int,
+        pieces: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray | None]],
         *,
         gated: bool = False,
         vocabulary: bool = False,
     ) -> IntegerWeight:
-        """A layout of ``octavo.quant.layouts``, its arrays seen as uint8 and uint16: ``values`` [rows, columns], with 4 bits
-        [rows, columns / 2]; ``scales`` and ``minimums`` [rows, columns / 32], with 6 bits scales [rows, columns / 16].
-        ``vocabulary``: for ``embedding`` and ``shortlist``, too."""
+        """Matrices in a layout of ``octavo.quant.layouts``, one below the other, each no longer needed when the next is asked
+        for: values, scales and minimums, seen as uint8 and uint16. values [some rows, columns], with 4 bits [.., columns / 2];
+        scales and minimums [.., columns / 32], with 6 bits scales [.., columns / 16]. ``vocabulary``: for ``embedding`` and
+        ``shortlist``, too."""
 
     def embedding(self, ids: np.ndarray, table: PackedWeight | IntegerWeight) -> np.ndarray: ...
     def new_result(self, x: np.ndarray, columns: int) -> np.ndarray:

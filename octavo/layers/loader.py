@@ -1,10 +1,11 @@
 """``Loader``: what a layer pulls its weights through: from a source, fused, quantized if asked, on the device.
 
 Knows names, shapes, the backend's compute dtype and the quantization that was asked for; not formats. Dense matrices of one
-input are read straight into their rows of one array, so fusing costs no second copy.
+input are read straight into their rows of one array, so fusing costs no second copy; integer ones come some rows at a time.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,17 @@ import numpy as np
 from octavo.backends.base import Array, Backend, Weight
 from octavo.config import ConfigError
 from octavo.quant.integer import Quantize, quantize
-from octavo.quant.layouts import GROUP, Dense, Int4Group, Int8Group, Integer, Stacked, concatenate
+from octavo.quant.layouts import (
+    GROUP,
+    Dense,
+    Int4Group,
+    Int8Group,
+    Integer,
+    Layout,
+    Piecewise,
+    Stacked,
+    Unrepresentable,
+)
 from octavo.weights.source import DTYPES, WeightSource
 
 WeightFormat = Literal["plain", "stored", "int8", "int4"]
@@ -38,14 +49,32 @@ class Loader:
         embeddings or of the head. ``gated``: for ``gated_linear``."""
         for name, count in zip(names, rows, strict=True):
             self.source.check(name, (count, columns))
-        integer = self._integer(names, rows, columns, vocabulary, gated)
-        layout = self._dense(names, rows, columns) if integer is None else integer
-        return self.backend.weight(layout, gated=gated, vocabulary=vocabulary)
+        for layout in self._layouts(names, rows, columns, vocabulary, gated):
+            with contextlib.suppress(Unrepresentable):
+                return self.backend.weight(layout, gated=gated, vocabulary=vocabulary)
+        raise AssertionError("plain numbers hold everything")
 
     def vector(self, names: Sequence[str], *, sizes: Sequence[int]) -> Array:
         """The vectors joined in order, float32 on the device."""
         parts = [self.source.vector(name, size=size) for name, size in zip(names, sizes, strict=True)]
         return self.backend.tensor(np.concatenate(parts))
+
+    def _layouts(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, vocabulary: bool, gated: bool
+    ) -> Iterator[Layout]:
+        """Those that the matrix may have, best first: integers as they are stored may turn out to be unrepresentable."""
+        if self.weight_format in ("int8", "int4"):
+            four = self.weight_format == "int4" and not vocabulary
+            for as_stored in (True, False):
+                yield _stacked(
+                    [self._quantized(name, (count, columns), four, as_stored) for name, count in zip(names, rows, strict=True)]
+                )
+        if self.weight_format == "stored":
+            parts = [self.source.integer(name, shape=(count, columns)) for name, count in zip(names, rows, strict=True)]
+            integers = [part for part in parts if part is not None]
+            if len(integers) == len(parts):
+                yield self._as_stored(integers, gated)
+        yield self._dense(names, rows, columns)
 
     def _dense(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Dense:
         dtype = self.backend.compute_dtype
@@ -58,42 +87,47 @@ class Loader:
             start += count
         return Dense(fused)
 
-    def _integer(
-        self, names: Sequence[str], rows: Sequence[int], columns: int, vocabulary: bool, gated: bool
-    ) -> Integer | Stacked | None:
-        """None: the matrix is to be dense."""
-        if self.weight_format == "plain":
-            return None
-        shapes = [(count, columns) for count in rows]
-        if self.weight_format == "stored":
-            parts = [self.source.integer(name, shape=shape) for name, shape in zip(names, shapes, strict=True)]
-            return self._stacked(parts, gated)
-        four = self.weight_format == "int4" and not vocabulary
-        return concatenate([self._quantized(name, shape, four=four) for name, shape in zip(names, shapes, strict=True)])
-
-    def _quantized(self, name: str, shape: tuple[int, int], *, four: bool) -> Integer:
+    def _quantized(self, name: str, shape: tuple[int, int], four: bool, as_stored: bool) -> Piecewise:
         """One matrix in 4 or 8 bits: as it is stored where that is the same."""
         if shape[1] % GROUP:
             raise ConfigError(
                 f"tensor {name!r} has {shape[1]} inputs, not a multiple of {GROUP}, and cannot be quantized: "
                 "use --quantization none"
             )
-        stored = self.source.integer(name, shape=shape)
-        if isinstance(stored, Int4Group if four else Int8Group):
+        kind = Int4Group if four else Int8Group
+        stored = self.source.integer(name, shape=shape) if as_stored else None
+        if stored is not None and stored.kind is kind:
             return stored
         plain = self.source.dense(name, shape=shape, dtype=self.backend.compute_dtype).array
-        try:
-            return self.quantize(plain, 4 if four else 8)
-        except ValueError as error:
-            raise ConfigError(f"tensor {name!r} cannot be quantized ({error}): use --quantization none") from error
 
-    def _stacked(self, parts: Sequence[Integer | None], gated: bool) -> Integer | Stacked | None:
-        """In one layout if it is theirs; gates are 8 bits if theirs differ. None where one is stored as plain numbers."""
-        integers = [part for part in parts if part is not None]
-        if len(integers) < len(parts):
-            return None
-        if len({type(part) for part in integers}) > 1:
+        def read(first: int, end: int) -> Integer:
+            try:
+                return self.quantize(plain[first:end], 4 if four else 8)
+            except ValueError as error:
+                raise ConfigError(f"tensor {name!r} cannot be quantized ({error}): use --quantization none") from error
+
+        return Piecewise(kind, shape[1], ((shape[0], read),))
+
+    def _as_stored(self, parts: Sequence[Piecewise], gated: bool) -> Piecewise | Stacked:
+        """In one layout if it is theirs; gates are 8 bits if theirs differ."""
+        if len({part.kind for part in parts}) > 1:
             if not gated:
-                return Stacked(tuple(integers))
-            integers = [part if isinstance(part, Int8Group) else self.quantize(part.dequantize(), 8) for part in integers]
-        return concatenate(integers)
+                return Stacked(tuple(parts))
+            parts = [part if part.kind is Int8Group else self._in_8_bits(part) for part in parts]
+        return _stacked(parts)
+
+    def _in_8_bits(self, part: Piecewise) -> Piecewise:
+        [(rows, read_stored)] = part.parts
+
+        def read(first: int, end: int) -> Integer:
+            try:
+                return self.quantize(read_stored(first, end).dequantize(), 8)
+            except ValueError as error:
+                raise Unrepresentable(str(error)) from None
+
+        return Piecewise(Int8Group, part.columns, ((rows, read),))
+
+
+def _stacked(parts: Sequence[Piecewise]) -> Piecewise:
+    """Matrices of one layout and the same inputs, one below the other."""
+    return Piecewise(parts[0].kind, parts[0].columns, tuple(one for part in parts for one in part.parts))

@@ -60,21 +60,23 @@ OTHER_TYPES = {
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
     """``elements`` consecutive values of a row are stored in ``bytes`` bytes. Whole numbers have a scale for each ``inputs`` of
-    them, else 0, and if ``minimums`` as many of these."""
+    them, else 0, and if ``minimums`` as many of these. ``offset``: what is added to values that begin below 0 for a layout
+    whose values do not."""
 
     elements: int
     bytes: int
     inputs: int = 0
     minimums: bool = False
+    offset: int = 0
 
 
 FORMATS = {
     GgmlType.F32: BlockFormat(1, 4),
     GgmlType.F16: BlockFormat(1, 2),
     GgmlType.BF16: BlockFormat(1, 2),
-    GgmlType.Q4_0: BlockFormat(32, 18, 32),
+    GgmlType.Q4_0: BlockFormat(32, 18, 32, offset=8),
     GgmlType.Q4_1: BlockFormat(32, 20, 32, minimums=True),
-    GgmlType.Q5_0: BlockFormat(32, 22, 32),
+    GgmlType.Q5_0: BlockFormat(32, 22, 32, offset=16),
     GgmlType.Q5_1: BlockFormat(32, 24, 32, minimums=True),
     GgmlType.Q8_0: BlockFormat(32, 34, 32),
     GgmlType.Q2_K: BlockFormat(256, 84, 16, minimums=True),
@@ -87,10 +89,11 @@ FORMATS = {
 Dequantize = Callable[[GgmlType, np.ndarray, np.ndarray], None]
 """(type, contiguous uint8[bytes], contiguous out float32[n] or bfloat16[n]) -> fills out."""
 
-Split = Callable[[GgmlType, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None], None]
+Split = Callable[[GgmlType, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None], bool]
 """(type of whole numbers, contiguous uint8[bytes], values, scales, minimums) -> fills the last three, contiguous and
-one-dimensional. values: uint8[n], bytes that are signed if the format has no minimums; or uint8[n / 2], two in a byte as
-``Int4Group`` has them. scales, and minimums if the format has any, else None: float32[n / inputs]."""
+one-dimensional, as the layouts have them, and says whether all scales and minimums are finite. values: uint8[n], bytes that
+are signed if there are no minimums; or uint8[n / 2], two in a byte as ``Int4Group`` has them. scales: float16[n / inputs];
+minimums: as many if the format has any or an offset, else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,29 +133,32 @@ def dequantize(kind: GgmlType, data: np.ndarray, out: np.ndarray) -> None:
             values[start : start + step] = _affine(_SPLITS[kind](part)).reshape(len(part), block.elements)
 
 
-def split(kind: GgmlType, data: np.ndarray, values: np.ndarray, scales: np.ndarray, minimums: np.ndarray | None) -> None:
+def split(kind: GgmlType, data: np.ndarray, values: np.ndarray, scales: np.ndarray, minimums: np.ndarray | None) -> bool:
     """A ``Split``. Raises ``ValueError`` if the sizes do not agree."""
     block = FORMATS[kind]
     blocks = data.reshape(-1, block.bytes)
     count = len(blocks) * block.elements
-    if not block.inputs or scales.size * block.inputs != count or block.minimums != (minimums is not None):
+    lowered = block.minimums or block.offset > 0
+    if not block.inputs or scales.size * block.inputs != count or lowered != (minimums is not None):
         raise ValueError("scales and minimums must fit the type")
     packed = values.size * 2 == count
     step = _CHUNK // block.elements
     groups = block.elements // block.inputs
     for start in range(0, len(blocks), step):
+        some = slice(start * groups, (start + step) * groups)
         with np.errstate(invalid="ignore", over="ignore"):
             quants = _SPLITS[kind](blocks[start : start + step])
-        some = slice(start * groups, (start + step) * groups)
-        scales[some] = quants.scales.reshape(-1)
-        if minimums is not None and quants.minimums is not None:
-            minimums[some] = quants.minimums.reshape(-1)
-        whole = quants.values.view(np.uint8).reshape(-1)
+            scales[some] = quants.scales.reshape(-1)
+            if minimums is not None:
+                lowest = quants.scales * -block.offset if quants.minimums is None else quants.minimums
+                minimums[some] = lowest.reshape(-1)
+        whole = quants.values.view(np.uint8).reshape(-1) + np.uint8(block.offset)
         if packed:
             pairs = whole.reshape(-1, 2, 16)
             whole = (pairs[:, 0] & np.uint8(15) | pairs[:, 1] << np.uint8(4)).reshape(-1)
         first = start * block.elements // (2 if packed else 1)
         values[first : first + whole.size] = whole
+    return all(bool(np.isfinite(part).all()) for part in (scales, minimums) if part is not None)
 
 
 IN_NUMPY = Unpack(dequantize, split)

@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo.quant.gguf import FORMATS, Dequantize, GgmlType, Unpack
 from octavo.quant.integer import quantize_int8
-from octavo.quant.layouts import GROUP, Int4Group, Int5Group, Int6Group, Int8Group, Integer
+from octavo.quant.layouts import GROUP, Int4Group, Int5Group, Int6Group, Int8Group, Integer, Unrepresentable
 
 _FOUR_BITS = (GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q4_K)
 _FIVE_BITS = (GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q5_K)
@@ -18,48 +18,41 @@ _CHUNK = 1 << 22
 """Values dequantized at once on the way to 8 bits."""
 
 
-def integer_layout(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], *, unpack: Unpack) -> Integer | None:
-    """uint8[bytes] of a matrix [out_features, in_features] -> its layout; None for plain numbers, for rows that are no groups
-    and for scales that float16 cannot hold.
+def layout_of(kind: GgmlType, columns: int) -> type[Integer] | None:
+    """The layout nearest to how rows of so many values are stored; None: they are plain numbers, or no whole groups."""
+    block = FORMATS[kind]
+    if not block.inputs or columns % max(GROUP, block.elements):
+        return None
+    if kind in _FOUR_BITS:
+        return Int4Group
+    if kind in _FIVE_BITS:
+        return Int5Group
+    return Int6Group if kind in _SIX_BITS else Int8Group
 
-    Raises ``ValueError`` if the sizes do not agree.
+
+def integer_layout(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], *, unpack: Unpack) -> Integer:
+    """uint8[bytes] of a matrix [out_features, in_features] that has a ``layout_of`` -> that.
+
+    Raises ``ValueError`` if the sizes do not agree, ``Unrepresentable`` for scales that float16 cannot hold.
     """
     block = FORMATS[kind]
     rows, columns = shape
-    if not block.inputs or columns % max(GROUP, block.elements):
-        return None
-    if data.size != rows * columns // block.elements * block.bytes:
-        raise ValueError(f"{data.size} bytes of {kind.name} are not {rows * columns} values")
+    layout = layout_of(kind, columns)
+    if layout is None or data.size != rows * columns // block.elements * block.bytes:
+        raise ValueError(f"{data.size} bytes of {kind.name} are not {rows} rows of {columns} whole numbers")
     if kind == GgmlType.Q2_K:
         return _as_int8(kind, data, shape, unpack.dequantize)
-    values = np.empty((rows, columns // 2 if kind in _FOUR_BITS else columns), np.uint8)
-    plain = np.empty((rows, columns // block.inputs), np.float32)
-    minimums = np.empty_like(plain) if block.minimums else None
-    unpack.split(kind, data, values.reshape(-1), plain.reshape(-1), None if minimums is None else minimums.reshape(-1))
-    scales = _as_halves(plain)
-    if kind in _FOUR_BITS:
-        if minimums is None:
-            values ^= 0x88  # both values of a byte are 8 larger
-        lowest = _as_halves(plain * -8 if minimums is None else minimums)
-        return Int4Group(values, scales, lowest) if _sound(scales, lowest) else None
-    if kind in _FIVE_BITS:
-        if minimums is None:
-            values += 16
-        lowest = _as_halves(plain * -16 if minimums is None else minimums)
-        return Int5Group(values, scales, lowest) if _sound(scales, lowest) else None
-    return (Int6Group if kind in _SIX_BITS else Int8Group)(values.view(np.int8), scales) if _sound(scales) else None
+    values = np.empty((rows, columns // 2 if layout is Int4Group else columns), np.uint8)
+    scales = np.empty((rows, columns // block.inputs), np.float16)
+    minimums = np.empty_like(scales) if block.minimums or block.offset else None
+    if not unpack.split(kind, data, values.reshape(-1), scales.reshape(-1), None if minimums is None else minimums.reshape(-1)):
+        raise Unrepresentable("a scale is beyond float16")
+    if minimums is not None:
+        return (Int4Group if layout is Int4Group else Int5Group)(values, scales, minimums)
+    return (Int6Group if layout is Int6Group else Int8Group)(values.view(np.int8), scales)
 
 
-def _as_halves(numbers: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return numbers.astype(np.float16)
-
-
-def _sound(*halves: np.ndarray) -> bool:
-    return all(bool(np.isfinite(part).all()) for part in halves)
-
-
-def _as_int8(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], dequantize: Dequantize) -> Int8Group | None:
+def _as_int8(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], dequantize: Dequantize) -> Int8Group:
     rows, columns = shape
     values, scales = np.empty(shape, np.int8), np.empty((rows, columns // GROUP), np.float16)
     step = max(1, _CHUNK // columns)
@@ -71,7 +64,7 @@ def _as_int8(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], dequantiz
         dequantize(kind, data[start * width : some.stop * width], plain.reshape(-1))
         try:
             part = quantize_int8(plain)
-        except ValueError:
-            return None
+        except ValueError as error:
+            raise Unrepresentable(str(error)) from None
         values[some], scales[some] = part.values, part.scales
     return Int8Group(values, scales)

@@ -5,7 +5,7 @@ Knows arrays only. Integer layouts cut the inputs of each output into groups of 
 a layout means, whatever way a device computes with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -150,6 +150,54 @@ class Int4Group:
 Integer = Int8Group | Int6Group | Int5Group | Int4Group
 
 
+class Unrepresentable(ValueError):
+    """Numbers that an integer layout cannot hold."""
+
+
+ReadRows = Callable[[int, int], Integer]
+"""(first, end) -> these rows of a matrix. May raise ``Unrepresentable``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piecewise:
+    """Integer matrices one below the other, made some rows at a time as they are packed: the system takes longer to find fresh
+    memory for a whole one than all else takes.
+
+    ``parts`` are the number of rows of each and what makes them, all in the layout ``kind``.
+    """
+
+    kind: type[Integer]
+    columns: int
+    parts: tuple[tuple[int, ReadRows], ...]
+
+    @classmethod
+    def of(cls, layout: Integer) -> "Piecewise":
+        arrays = [getattr(layout, field.name) for field in fields(layout)]
+
+        def read(first: int, end: int) -> Integer:
+            return type(layout)(*(array[first:end] for array in arrays))
+
+        return cls(type(layout), layout.shape[1], ((layout.shape[0], read),))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(rows for rows, _ in self.parts), self.columns
+
+    def pieces(self, most: int) -> Iterator[Integer]:
+        """All rows in order, at most ``most`` at a time. Raises ``Unrepresentable``."""
+        for rows, read in self.parts:
+            for first in range(0, rows, most):
+                yield read(first, min(rows, first + most))
+
+    def whole(self) -> Integer:
+        """In one piece. Raises ``Unrepresentable``."""
+        return concatenate([read(0, rows) for rows, read in self.parts])
+
+    def dequantize(self) -> np.ndarray:
+        """float32[out_features, in_features]"""
+        return self.whole().dequantize()
+
+
 @dataclass(frozen=True, slots=True)
 class Stacked:
     """Matrices of the same inputs, each in a layout of its own, one below the other: for ``linear`` alone.
@@ -157,7 +205,7 @@ class Stacked:
     Raises ``ValueError`` if their inputs differ or there are none.
     """
 
-    parts: tuple[Integer, ...]
+    parts: tuple[Integer | Piecewise, ...]
 
     def __post_init__(self) -> None:
         if len({part.shape[1] for part in self.parts}) != 1:
@@ -172,7 +220,7 @@ class Stacked:
         return np.concatenate([part.dequantize() for part in self.parts])
 
 
-Layout = Dense | Integer | Stacked
+Layout = Dense | Integer | Piecewise | Stacked
 
 
 def concatenate(parts: Sequence[Integer]) -> Integer:

@@ -14,8 +14,8 @@ import numpy as np
 
 from octavo.config import ConfigError
 from octavo.quant.gguf import GgmlType, Unpack
-from octavo.quant.gguf_integer import integer_layout
-from octavo.quant.layouts import Dense, Integer
+from octavo.quant.gguf_integer import integer_layout, layout_of
+from octavo.quant.layouts import Dense, Integer, Piecewise
 from octavo.weights.gguf_config import hf_name
 from octavo.weights.gguf_file import GgufFile, GgufTensor
 from octavo.weights.safetensors import SafetensorsCheckpoint
@@ -41,7 +41,7 @@ class WeightSource(Protocol):
         """A matrix [out_features, in_features] as "float32" or "bfloat16": without a copy where it is stored so."""
         ...
 
-    def integer(self, name: str, *, shape: tuple[int, int]) -> Integer | None:
+    def integer(self, name: str, *, shape: tuple[int, int]) -> Piecewise | None:
         """A matrix that is stored in an integer format, in the integer layout nearest to it; None: it is stored as plain
         numbers, or in a way that no layout can hold."""
         ...
@@ -69,7 +69,7 @@ class SafetensorsSource:
     def dense(self, name: str, *, shape: tuple[int, int], dtype: str) -> Dense:
         return Dense(self._tensor(name, shape).astype(DTYPES[dtype], copy=False))
 
-    def integer(self, name: str, *, shape: tuple[int, int]) -> Integer | None:
+    def integer(self, name: str, *, shape: tuple[int, int]) -> Piecewise | None:
         self._tensor(name, shape)
         return None
 
@@ -103,7 +103,7 @@ class GgufSource:
 
     def read(self, name: str, out: np.ndarray) -> None:
         tensor = self._tensor(name, out.shape)
-        self._unpack.dequantize(tensor.kind, self._rows_in_order(name, tensor), out.reshape(-1))
+        self._unpack.dequantize(tensor.kind, self._bytes(name, tensor, 0, tensor.shape[0]), out.reshape(-1))
 
     def dense(self, name: str, *, shape: tuple[int, int], dtype: str) -> Dense:
         tensor = self._tensor(name, shape)
@@ -114,9 +114,15 @@ class GgufSource:
         self.read(name, out)
         return Dense(out)
 
-    def integer(self, name: str, *, shape: tuple[int, int]) -> Integer | None:
-        tensor = self._tensor(name, shape)
-        return integer_layout(tensor.kind, self._rows_in_order(name, tensor), shape, unpack=self._unpack)
+    def integer(self, name: str, *, shape: tuple[int, int]) -> Piecewise | None:
+        tensor, (rows, columns) = self._tensor(name, shape), shape
+        layout = layout_of(tensor.kind, columns)
+
+        def read(first: int, end: int) -> Integer:
+            data = self._bytes(name, tensor, first, end)
+            return integer_layout(tensor.kind, data, (end - first, columns), unpack=self._unpack)
+
+        return None if layout is None else Piecewise(layout, columns, ((rows, read),))
 
     def vector(self, name: str, *, size: int) -> np.ndarray:
         out = np.empty(size, np.float32)
@@ -133,16 +139,16 @@ class GgufSource:
     def _heads_of(self, name: str) -> int | None:
         return self._interleaved_heads.get(name.rpartition(".")[0].rpartition(".")[2])
 
-    def _rows_in_order(self, name: str, tensor: GgufTensor) -> np.ndarray:
-        """The tensor's bytes, uint8, with the rows of each head in the order of Hugging Face checkpoints."""
-        heads = self._heads_of(name)
+    def _bytes(self, name: str, tensor: GgufTensor, first: int, end: int) -> np.ndarray:
+        """The bytes of some of the tensor's rows, uint8, in the order of Hugging Face checkpoints."""
+        heads, rows = self._heads_of(name), tensor.shape[0]
+        data = tensor.data.reshape(rows, -1)
         if heads is None:
-            return tensor.data
-        rows = tensor.shape[0]
+            return data[first:end].reshape(-1)
         if rows % (2 * heads):
             raise ConfigError(f"{self._path}: tensor {name!r} has {rows} rows, which are not {heads} heads of pairs")
-        pairs = tensor.data.reshape(heads, rows // heads // 2, 2, -1)
-        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1)
+        order = np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+        return data[order[first:end]].reshape(-1)
 
 
 class DummySource:
@@ -183,7 +189,7 @@ class DummySource:
         self.read(name, out)
         return Dense(out)
 
-    def integer(self, name: str, *, shape: tuple[int, int]) -> Integer | None:
+    def integer(self, name: str, *, shape: tuple[int, int]) -> Piecewise | None:
         return None
 
     def vector(self, name: str, *, size: int) -> np.ndarray:

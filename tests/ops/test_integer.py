@@ -1,7 +1,8 @@
 """Integer weights on every instruction set, with and without dot product instructions: against the oracle, bitwise under the
 row contract, and bitwise between the kernels of one instruction set."""
 
-from functools import cache
+import itertools
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,18 @@ from octavo.backends.reference import ReferenceBackend
 from octavo.backends.reference.integer import LARGEST, quantize_activations
 from octavo.backends.reference.sampling import masked
 from octavo.quant.integer import quantize_int4, quantize_int8
-from octavo.quant.layouts import GROUP, Int4Group, Int5Group, Int6Group, Int8Group, Integer, Stacked
+from octavo.quant.layouts import (
+    GROUP,
+    Int4Group,
+    Int5Group,
+    Int6Group,
+    Int8Group,
+    Integer,
+    Piecewise,
+    ReadRows,
+    Stacked,
+    Unrepresentable,
+)
 from tests.ops.devices import BF16, DTYPES, ISAS, act, normal, oracle, same_bits, some_allowed
 
 SEEDS = st.integers(0, 2**32)
@@ -228,7 +240,7 @@ def test_stacked_weights_are_their_parts_side_by_side(
 
 def test_what_goes_into_a_result_must_fit() -> None:
     native = _native.Device("auto", 1, cores=[], act_bfloat16=True, bfloat16=BF16)
-    weight = native.pack_integer(8, np.zeros((4, 64), np.uint8), np.zeros((4, 2), np.uint16), None)
+    weight = packed(native, 8, np.zeros((4, 64), np.uint8), np.zeros((4, 2), np.uint16), None)
     x = np.zeros((3, 64), BF16)
     out = native.new_result(x, 6)
     native.linear(x, weight, None, None, out, 2)
@@ -316,42 +328,90 @@ def test_a_row_with_what_is_no_number_is_none(isa: str, kernels: str, kind: str,
         assert np.isfinite(np.delete(result, 4, axis=0)).all()
 
 
+def packed(
+    native: _native.Device,
+    bits: int,
+    values: np.ndarray,
+    scales: np.ndarray,
+    minimums: np.ndarray | None,
+    *,
+    gated: bool = False,
+) -> _native.IntegerWeight:
+    """In one piece."""
+    columns = values.shape[1] * (2 if bits == 4 else 1)
+    return native.pack_integer(bits, len(values), columns, [(values, scales, minimums)], gated=gated)
+
+
+@pytest.mark.parametrize("vocabulary", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_are_the_whole(kind: str, gated: bool, vocabulary: bool) -> None:
+    backend = CpuBackend(num_threads=2)
+    layout, x = random_weight(1, kind, 192, 4), normal(2, 5, 128).astype(BF16)
+    read = Piecewise.of(layout).parts[0][1]
+    cuts = [0, 1, 32, 33, 100, 180, 192]
+    parts = tuple((end - begin, partial(some_rows, read, begin)) for begin, end in itertools.pairwise(cuts))
+    whole, pieces = (
+        backend.weight(one, gated=gated, vocabulary=vocabulary) for one in (layout, Piecewise(type(layout), 128, parts))
+    )
+    op = backend.ops.gated_linear if gated else backend.ops.linear
+    assert same_bits(np.array(op(x, pieces)), np.array(op(x, whole)))
+    assert pieces.num_bytes == whole.num_bytes
+
+
+def some_rows(read: ReadRows, begin: int, first: int, end: int) -> Integer:
+    return read(begin + first, begin + end)
+
+
+def test_what_goes_wrong_as_pieces_are_made_is_told() -> None:
+    def read(first: int, end: int) -> Integer:
+        raise Unrepresentable("a scale is beyond float16")
+
+    with pytest.raises(Unrepresentable, match="beyond float16"):
+        CpuBackend().weight(Piecewise(Int8Group, 64, ((40, read),)))
+
+
 def test_arrays_that_do_not_belong_together_are_refused() -> None:
     native = _native.Device("auto", 1, cores=[], act_bfloat16=True, bfloat16=BF16)
     values, scales = np.zeros((4, 64), np.uint8), np.zeros((4, 2), np.uint16)
     for wrong in (scales[:3], np.zeros((4, 3), np.uint16)):
         for bits in (5, 6, 8):
             with pytest.raises(ValueError, match="one scale for each group"):
-                native.pack_integer(bits, values, wrong, scales if bits == 5 else None)
+                packed(native, bits, values, wrong, scales if bits == 5 else None)
         with pytest.raises(ValueError, match="one scale for each group"):
-            native.pack_integer(4, values[:, :32].copy(), scales, wrong)
+            packed(native, 4, values[:, :32].copy(), scales, wrong)
     with pytest.raises(ValueError, match="groups of 32"):
-        native.pack_integer(8, np.zeros((4, 63), np.uint8), scales, None)
+        packed(native, 8, np.zeros((4, 63), np.uint8), scales, None)
+    with pytest.raises(ValueError, match="groups of 32"):
+        packed(native, 4, np.zeros((4, 63), np.uint8), scales, scales)
     with pytest.raises(ValueError, match="groups of 16 bytes"):
-        native.pack_integer(4, np.zeros((4, 63), np.uint8), scales, scales)
+        native.pack_integer(4, 4, 128, [(np.zeros((4, 63), np.uint8), scales, scales)])
+    for rows, columns, pieces in ((5, 64, 1), (3, 64, 1), (7, 64, 2), (9, 64, 2), (4, 96, 1), (4, 64, 0)):
+        with pytest.raises(ValueError, match="pieces must be"):
+            native.pack_integer(8, rows, columns, [(values, scales, None)] * pieces)
     with pytest.raises(ValueError, match="minimums with 4 and 5 bits, and only then"):
-        native.pack_integer(8, values, scales, scales)
+        packed(native, 8, values, scales, scales)
     with pytest.raises(ValueError, match="minimums with 4 and 5 bits, and only then"):
-        native.pack_integer(5, values, scales, None)
+        packed(native, 5, values, scales, None)
     with pytest.raises(ValueError, match="4, 5, 6 or 8"):
-        native.pack_integer(7, values, scales, None)
+        packed(native, 7, values, scales, None)
     with pytest.raises(TypeError):
-        native.pack_integer(8, values.astype(np.int16), scales, None)
-    packed = native.pack_integer(8, values, scales, None)
-    assert (packed.rows, packed.columns, packed.num_bytes) == (4, 64, 2 * 1088)
+        packed(native, 8, values.astype(np.int16), scales, None)
+    weight = packed(native, 8, values, scales, None)
+    assert (weight.rows, weight.columns, weight.num_bytes) == (4, 64, 2 * 1088)
     with pytest.raises(ValueError, match="one column for each input"):
-        native.linear(np.zeros((1, 32), BF16), packed, None, None)
+        native.linear(np.zeros((1, 32), BF16), weight, None, None)
     with pytest.raises(ValueError, match="token id"):
-        native.embedding(np.array([4], np.int32), packed)
+        native.embedding(np.array([4], np.int32), weight)
     with pytest.raises(ValueError, match="the weight was packed for linear"):
-        native.gated_linear(np.zeros((1, 64), BF16), packed, None)
+        native.gated_linear(np.zeros((1, 64), BF16), weight, None)
 
 
 def test_gates_are_refused_by_all_but_gated_linear() -> None:
     native = _native.Device("auto", 1, cores=[], act_bfloat16=True, bfloat16=BF16)
     with pytest.raises(ValueError, match="multiple of 64 rows"):
-        native.pack_integer(8, np.zeros((96, 64), np.uint8), np.zeros((96, 2), np.uint16), None, gated=True)
-    gates = native.pack_integer(8, np.zeros((64, 64), np.uint8), np.zeros((64, 2), np.uint16), None, gated=True)
+        packed(native, 8, np.zeros((96, 64), np.uint8), np.zeros((96, 2), np.uint16), None, gated=True)
+    gates = packed(native, 8, np.zeros((64, 64), np.uint8), np.zeros((64, 2), np.uint16), None, gated=True)
     x = np.zeros((1, 64), BF16)
     with pytest.raises(ValueError, match="one column for each input"):
         native.gated_linear(x[:, :32], gates, None)

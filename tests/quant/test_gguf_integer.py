@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from octavo.quant.gguf import FORMATS, IN_NUMPY, GgmlType
-from octavo.quant.gguf_integer import integer_layout
-from octavo.quant.layouts import Int4Group, Int5Group, Int6Group, Int8Group, Integer
+from octavo.quant.gguf_integer import integer_layout, layout_of
+from octavo.quant.layouts import Int4Group, Int5Group, Int6Group, Int8Group, Integer, Unrepresentable
 from tests.quant.test_gguf import random_bytes
 
 SHAPE = (30, 512)
@@ -22,15 +22,15 @@ EXACT = {
 ROUNDED = {GgmlType.Q3_K: Int6Group, GgmlType.Q4_K: Int4Group, GgmlType.Q5_K: Int5Group, GgmlType.Q6_K: Int6Group}
 
 
-def layout_of(kind: GgmlType, data: np.ndarray, shape: tuple[int, int] = SHAPE) -> Integer | None:
+def made_of(kind: GgmlType, data: np.ndarray, shape: tuple[int, int] = SHAPE) -> Integer:
     return integer_layout(kind, data.reshape(-1), shape, unpack=IN_NUMPY)
 
 
 def both(kind: GgmlType) -> tuple[Integer, np.ndarray]:
     """The layout of random bytes and what the ``gguf`` package makes of them."""
     data = random_bytes(kind, SHAPE[0] * SHAPE[1] // FORMATS[kind].elements)
-    layout = layout_of(kind, data)
-    assert layout is not None
+    layout = made_of(kind, data)
+    assert type(layout) is layout_of(kind, SHAPE[1])
     assert layout.shape == SHAPE
     return layout, gguf.dequantize(data, gguf.GGMLQuantizationType(kind.value)).reshape(SHAPE)
 
@@ -64,7 +64,9 @@ def test_what_no_layout_holds_becomes_8_bits() -> None:
 
 @pytest.mark.parametrize("kind", PLAIN)
 def test_plain_numbers_have_no_integer_layout(kind: GgmlType) -> None:
-    assert layout_of(kind, np.zeros(SHAPE[0] * SHAPE[1] * FORMATS[kind].bytes, np.uint8)) is None
+    assert layout_of(kind, SHAPE[1]) is None
+    with pytest.raises(ValueError, match="512 whole numbers"):
+        made_of(kind, np.zeros(SHAPE[0] * SHAPE[1] * FORMATS[kind].bytes, np.uint8))
 
 
 @pytest.mark.parametrize("kind", [GgmlType.Q4_0, GgmlType.Q4_K, GgmlType.Q5_0, GgmlType.Q5_K, GgmlType.Q6_K])
@@ -73,20 +75,25 @@ def test_scales_beyond_float16_have_none(kind: GgmlType) -> None:
     offset = 208 if kind == GgmlType.Q6_K else 0
     data[1, offset : offset + 2] = np.array([60000], np.float16).view(np.uint8)
     data[1, 4:16] |= 63
-    assert layout_of(kind, data, (1, 2 * FORMATS[kind].elements)) is None
+    with pytest.raises(Unrepresentable, match="beyond float16"):
+        made_of(kind, data, (1, 2 * FORMATS[kind].elements))
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_rows_that_are_no_whole_blocks_have_no_integer_layout(kind: GgmlType) -> None:
+    assert layout_of(kind, 288) is None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in GgmlType if kind not in PLAIN])
 def test_sizes_must_agree(kind: GgmlType) -> None:
     with pytest.raises(ValueError, match=kind.name):
-        layout_of(kind, np.zeros(FORMATS[kind].bytes, np.uint8))
+        made_of(kind, np.zeros(FORMATS[kind].bytes, np.uint8))
 
 
 @pytest.mark.parametrize("kind", [GgmlType.Q5_0, GgmlType.Q2_K, GgmlType.Q6_K])
 def test_many_rows_are_converted_in_parts(kind: GgmlType) -> None:
     rows = 5 * (1 << 20) // 512
     data = np.tile(random_bytes(kind, 512 // FORMATS[kind].elements), (rows, 1))
-    layout = layout_of(kind, data, (rows, 512))
-    assert layout is not None
+    layout = made_of(kind, data, (rows, 512))
     assert (layout.values == layout.values[0]).all()
     assert layout.values.any()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.quant.integer import quantize_int4, quantize_int8
-from octavo.quant.layouts import Dense, Int4Group, Int8Group, Integer, concatenate
+from octavo.quant.layouts import Dense, Int4Group, Int8Group, Integer, Piecewise, concatenate
 
 SEEDS = st.integers(0, 2**32)
 
@@ -100,6 +100,16 @@ def test_stacking(quantize: object) -> None:
     assert concatenate(parts[:1]) is parts[0]
     with pytest.raises(ValueError, match="dimension"):
         concatenate([parts[0], quantize(normal(1, 5, 32))])
+
+
+def test_pieces_are_rows_in_order() -> None:
+    parts = [quantize_int4(normal(seed, rows, 64)) for seed, rows in ((1, 5), (2, 1), (3, 40))]
+    one = Piecewise(Int4Group, 64, tuple(Piecewise.of(part).parts[0] for part in parts))
+    assert one.shape == (46, 64)
+    assert [piece.shape[0] for piece in one.pieces(16)] == [5, 1, 16, 16, 8]
+    expected = concatenate(parts).dequantize()
+    np.testing.assert_array_equal(np.concatenate([piece.dequantize() for piece in one.pieces(16)]), expected)
+    np.testing.assert_array_equal(one.dequantize(), expected)
 
 
 def test_stacking_different_layouts_needs_a_decision() -> None:

@@ -37,16 +37,44 @@ def test_splits_as_numpy_does(kind: GgmlType, packed: bool, threads: int) -> Non
     n = blocks * block.elements
     results = []
     for one in (split, native_unpack(threads).split):
-        values, scales = np.empty(n // 2 if packed else n, np.uint8), np.empty(n // block.inputs, np.float32)
-        minimums = np.empty_like(scales) if block.minimums else None
-        one(kind, data, values, scales, minimums)
-        results.append([values.tobytes(), scales.tobytes(), b"" if minimums is None else minimums.tobytes()])
+        values, scales = np.empty(n // 2 if packed else n, np.uint8), np.empty(n // block.inputs, np.float16)
+        minimums = np.empty_like(scales) if block.minimums or block.offset else None
+        finite = one(kind, data, values, scales, minimums)
+        results.append([finite, values.tobytes(), scales.tobytes(), b"" if minimums is None else minimums.tobytes()])
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("one", [split, native_unpack(2).split])
+def test_scales_that_are_not_finite_are_told(one: Split) -> None:
+    data, values = random_bytes(GgmlType.Q4_0, 20_000), np.empty(320_000, np.uint8)
+    scales, minimums = np.empty(20_000, np.float16), np.empty(20_000, np.float16)
+    assert one(GgmlType.Q4_0, data.reshape(-1), values, scales, minimums)
+    for scale in (60000, np.inf, np.nan):  # the first is finite, the minimum that follows from it is not
+        data[19_999, :2] = np.array([scale], np.float16).view(np.uint8)
+        assert not one(GgmlType.Q4_0, data.reshape(-1), values, scales, minimums)
+
+
+@pytest.mark.parametrize("offset", [0, 4096])
+def test_products_are_rounded_to_half_precision_as_numpy_does(offset: int) -> None:
+    """Every d of Q4_K with some of the 6-bit scales."""
+    blocks = random_bytes(GgmlType.Q4_K, 8192)
+    for start in range(0, 65536, 8192):
+        blocks[:, :4] = np.repeat(np.arange(start, start + 8192, dtype=np.uint16)[:, None], 2, axis=1).view(np.uint8)
+        blocks[:, :4] = np.roll(blocks[:, :4], offset, axis=0)
+        results = []
+        for one in (split, native_unpack(1).split):
+            values, scales = np.empty(8192 * 128, np.uint8), np.empty(65536, np.float16)
+            minimums = np.empty_like(scales)
+            one(GgmlType.Q4_K, blocks.reshape(-1), values, scales, minimums)
+            results.append(np.concatenate([scales, minimums]))
+        numbers = ~np.isnan(results[0])
+        assert results[1][numbers].tobytes() == results[0][numbers].tobytes()
+        assert np.isnan(results[1][~numbers]).all()
 
 
 @pytest.mark.parametrize("one", [split, native_unpack(1).split])
 def test_what_is_split_must_have_room(one: Split) -> None:
-    data, values, scales = np.zeros(20 * 3, np.uint8), np.empty(96, np.uint8), np.empty(3, np.float32)
+    data, values, scales = np.zeros(20 * 3, np.uint8), np.empty(96, np.uint8), np.empty(3, np.float16)
     one(GgmlType.Q4_1, data, values, scales, scales.copy())
     for wrong in ((scales, None), (scales[:2], scales[:2]), (scales, scales[:2])):
         with pytest.raises(ValueError, match=r"scales and minimums must fit|could not broadcast"):

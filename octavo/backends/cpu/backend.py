@@ -16,7 +16,7 @@ from octavo.backends.cpu.ops import CpuOps
 from octavo.backends.cpu.recorded import RecordedForward
 from octavo.backends.cpu.stacked import StackedWeight
 from octavo.backends.cpu.topology import cores_to_pin, default_threads
-from octavo.quant.layouts import Dense, Int4Group, Integer, Layout, Stacked
+from octavo.quant.layouts import Dense, Int4Group, Integer, Layout, Piecewise, Stacked
 
 if TYPE_CHECKING:
     from octavo import _native
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _DTYPES = ("bfloat16", "float32")
 _COLUMN_BLOCK = 32
 """Outputs that a packed matrix stores together."""
+_VALUES_AT_ONCE = 1 << 21
+"""Values of an integer matrix that each thread packs before more are made: they stay in the second-level cache."""
 _SPARE_TIMES = 16
 """Memory is short if so many times what is to be added to it is not left."""
 _KV_DTYPES = (*_DTYPES, "int8")
@@ -96,7 +98,7 @@ class CpuBackend:
 
     @overload
     def weight(
-        self, layout: Dense | Integer, *, gated: bool = False, vocabulary: bool = False
+        self, layout: Dense | Integer | Piecewise, *, gated: bool = False, vocabulary: bool = False
     ) -> "_native.PackedWeight | _native.IntegerWeight": ...
     @overload
     def weight(self, layout: Stacked, *, gated: bool = False, vocabulary: bool = False) -> StackedWeight: ...
@@ -110,16 +112,17 @@ class CpuBackend:
         return self._packed(layout, gated=gated, vocabulary=vocabulary)
 
     def _packed(
-        self, layout: Dense | Integer, *, gated: bool, vocabulary: bool
+        self, layout: Dense | Integer | Piecewise, *, gated: bool, vocabulary: bool
     ) -> "_native.PackedWeight | _native.IntegerWeight":
         # Other sizes are multiplied first and pass their gates in an op of its own.
         fused = gated and layout.shape[0] % (2 * _COLUMN_BLOCK) == 0
         if isinstance(layout, Dense):
             return self._device.pack(np.ascontiguousarray(layout.array), gated=fused)
-        values = np.ascontiguousarray(layout.packed if isinstance(layout, Int4Group) else layout.values).view(np.uint8)
-        scales = np.ascontiguousarray(layout.scales).view(np.uint16)
-        minimums = None if layout.minimums is None else np.ascontiguousarray(layout.minimums).view(np.uint16)
-        return self._device.pack_integer(layout.bits, values, scales, minimums, gated=fused, vocabulary=vocabulary)
+        integers = layout if isinstance(layout, Piecewise) else Piecewise.of(layout)
+        rows, columns = integers.shape
+        most = max(1, _VALUES_AT_ONCE * self.num_threads // max(1, columns) // _COLUMN_BLOCK) * _COLUMN_BLOCK
+        pieces = map(_arrays, integers.pieces(most))
+        return self._device.pack_integer(integers.kind.bits, rows, columns, pieces, gated=fused, vocabulary=vocabulary)
 
     def shortlist(self, weight: "_native.PackedWeight | _native.IntegerWeight", inputs: np.ndarray | None = None) -> None:
         """Keeps a matrix in fewer bits too, where that is worth it and memory is not short."""
@@ -150,6 +153,13 @@ class CpuBackend:
 
     def available_memory(self) -> int:
         return available_memory()
+
+
+def _arrays(piece: Integer) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """As the native module takes them."""
+    values = np.ascontiguousarray(piece.packed if isinstance(piece, Int4Group) else piece.values).view(np.uint8)
+    scales = np.ascontiguousarray(piece.scales).view(np.uint16)
+    return values, scales, None if piece.minimums is None else np.ascontiguousarray(piece.minimums).view(np.uint16)
 
 
 def _check_dtype(name: str, dtype: str, known: tuple[str, ...]) -> None:

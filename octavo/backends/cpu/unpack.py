@@ -18,7 +18,8 @@ def native_unpack(num_threads: int) -> Unpack:
         values = out.view(np.uint16) if out.dtype == ml_dtypes.bfloat16 else out
         _native.dequantize(int(kind), data, values, num_threads)
 
-    def split(kind: GgmlType, data: np.ndarray, values: np.ndarray, scales: np.ndarray, minimums: np.ndarray | None) -> None:
-        _native.split_blocks(int(kind), data, values, scales, minimums, num_threads)
+    def split(kind: GgmlType, data: np.ndarray, values: np.ndarray, scales: np.ndarray, minimums: np.ndarray | None) -> bool:
+        lowest = None if minimums is None else minimums.view(np.uint16)
+        return _native.split_blocks(int(kind), data, values, scales.view(np.uint16), lowest, num_threads)
 
     return Unpack(dequantize, split)

@@ -14,7 +14,7 @@ from octavo.backends.base import Array, Batch, BatchCapacity, Forward, KVCacheSp
 from octavo.backends.cpu.memory import available_memory
 from octavo.backends.reference.integer import IntegerWeight, StackedWeight
 from octavo.backends.reference.ops import ReferenceOps
-from octavo.quant.layouts import Dense, Integer, Layout, Stacked
+from octavo.quant.layouts import Dense, Integer, Layout, Piecewise, Stacked
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
@@ -50,7 +50,7 @@ class ReferenceBackend:
 
     @overload
     def weight(
-        self, layout: Dense | Integer, *, gated: bool = False, vocabulary: bool = False
+        self, layout: Dense | Integer | Piecewise, *, gated: bool = False, vocabulary: bool = False
     ) -> np.ndarray | IntegerWeight: ...
     @overload
     def weight(self, layout: Stacked, *, gated: bool = False, vocabulary: bool = False) -> np.ndarray | StackedWeight: ...

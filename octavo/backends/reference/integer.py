@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.quant.layouts import GROUP, Integer
+from octavo.quant.layouts import GROUP, Integer, Piecewise
 
 SMALLEST = 1e-30
 """Groups of activations below this count as zeros."""
@@ -24,7 +24,8 @@ class IntegerWeight:
     minimums: np.ndarray | None
 
     @classmethod
-    def of(cls, layout: Integer) -> "IntegerWeight":
+    def of(cls, layout: Integer | Piecewise) -> "IntegerWeight":
+        layout = layout.whole() if isinstance(layout, Piecewise) else layout
         rows, scales = layout.scales.shape
         grouped = layout.values.reshape(rows, scales, layout.shape[1] // scales)
         return cls(
