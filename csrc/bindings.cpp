@@ -67,7 +67,7 @@ NB_MODULE(_native, m) {
              "activation_bits"_a = 8, "tuning"_a = "auto")
         .def_prop_ro("isa", &Device::isa)
         .def_prop_ro("num_threads", &Device::num_threads)
-        .def("pack", &Device::pack, "weight"_a, nb::kw_only(), "gated"_a = false)
+        .def("pack", &Device::pack, "matrices"_a, nb::kw_only(), "gated"_a = false)
         .def("shortlist", &Device::shortlist, "weight"_a, nb::kw_only(), "most_bytes"_a, "inputs"_a)
         .def("embedding", &Device::embedding, "ids"_a, "table"_a)
         .def("new_result", &Device::new_result, "x"_a, "columns"_a)

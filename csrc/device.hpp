@@ -82,7 +82,7 @@ public:
     void start(Program& program, const std::vector<nb::object>& inputs, const Program::Cuts& cuts);
     void finish();
 
-    std::unique_ptr<PackedWeight> pack(nb::handle matrix, bool gated);
+    std::unique_ptr<PackedWeight> pack(nb::sequence matrices, bool gated);
     // vocabulary: for embedding and a shortlist, too.
     // Memory for a matrix, and the rows of a source as its rows from `first` on.
     std::unique_ptr<IntegerWeight> integer_weight(int bits, int64_t rows, int64_t groups, bool gated, bool vocabulary);

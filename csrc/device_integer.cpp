@@ -162,8 +162,8 @@ void pack_integer_rows(const IntegerSource& source, const IntegerPlace& to, int6
     const int64_t bytes = group_bytes(source.bits), given = source.bits == 4 ? kGroup / 2 : kGroup;
     std::vector<float> numbers(to.paired ? 2 * source.groups : 0);
     for (int64_t n = row0; n < row1; ++n) {
-        const int64_t place = to.first + n, side = to.gated && place >= to.rows / 2, row = place - side * (to.rows / 2);
-        const int64_t block = row / kIntegerColumns * (to.gated ? 2 : 1) + side, column = row % kIntegerColumns;
+        const int64_t row = to.first + n, place = to.gated ? place_of_gated(row, to.rows) : row;
+        const int64_t block = place / kIntegerColumns, column = place % kIntegerColumns;
         char* group = to.blocks + block * integer_block_bytes(source.groups, source.bits, to.paired);
         if (to.paired) pack_pairs(source, n, group, column, numbers.data());
         for (int64_t g = 0; g < source.groups; ++g, group += bytes) {

@@ -71,13 +71,25 @@ Reading reading_of(const WeightStream& stream, const Cut& cut, const Spans& span
 
 } // namespace
 
-std::unique_ptr<PackedWeight> Device::pack(nb::handle matrix, bool gated) {
-    Type type;
-    Array in = arrays_.read_matrix(matrix, "weight", type);
-    check_gates(in.shape[0], gated);
-    auto weight = std::make_unique<PackedWeight>(in.shape[0], in.shape[1], act_bf16_, gated, weights_);
-    PackArgs args{in.data, weight->memory.data(), in.shape[0], in.shape[1], type == Type::bfloat16, act_bf16_, gated};
-    const int64_t blocks = divide_up(in.shape[0], kColumnBlock);
+std::unique_ptr<PackedWeight> Device::pack(nb::sequence matrices, bool gated) {
+    std::vector<const void*> rows;
+    Type type{};
+    int64_t k = 0;
+    for (nb::handle matrix : matrices) {
+        Type own;
+        const Array in = arrays_.read_matrix(matrix, "weight", own);
+        check(rows.empty() || (in.shape[1] == k && own == type), "matrices of a weight must have the same columns and dtype");
+        type = own;
+        k = in.shape[1];
+        for (int64_t row = 0; row < in.shape[0]; ++row) rows.push_back(in.data + row * k * (type == Type::bfloat16 ? 2 : 4));
+    }
+    const auto n = static_cast<int64_t>(rows.size());
+    check_gates(n, gated);
+    auto weight = std::make_unique<PackedWeight>(n, k, act_bf16_, gated, weights_);
+    std::vector<const void*> columns(n);
+    for (int64_t row = 0; row < n; ++row) columns[gated ? place_of_gated(row, n) : row] = rows[row];
+    PackArgs args{columns.data(), weight->memory.data(), n, k, type == Type::bfloat16, act_bf16_};
+    const int64_t blocks = divide_up(n, kColumnBlock);
     run([&] {
         if (act_bf16_ && kernels_->linear_compact && pack_compact(args, *weight)) return;
         over_units(blocks, [&](int64_t block, int) { kernels_->pack(args, block, block + 1); });

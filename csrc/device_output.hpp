@@ -79,4 +79,10 @@ inline void check_gates(int64_t rows, bool gated) {
     check(!gated || rows % (2 * kColumnBlock) == 0, "a gated weight must have a multiple of 64 rows");
 }
 
+// Where a row of a gated weight lies: blocks of gates, its first half, take turns with those of what they let through.
+inline int64_t place_of_gated(int64_t row, int64_t rows) {
+    const int64_t side = row >= rows / 2, own = row - side * (rows / 2);
+    return (own / kColumnBlock * 2 + side) * kColumnBlock + own % kColumnBlock;
+}
+
 } // namespace octavo

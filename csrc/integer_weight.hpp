@@ -25,7 +25,7 @@ struct IntegerWeight {
 
     int64_t rows, columns;
     int bits;
-    bool gated;  // as PackArgs has it
+    bool gated;  // as PackedWeight has it
     bool paired; // as integer.hpp has it
     WeightMemory::Slice memory;
     std::vector<std::shared_ptr<Shortlist>> shortlists; // for different numbers of rows

@@ -68,11 +68,10 @@ struct LinearArgs {
 };
 
 struct PackArgs {
-    const void* src; // [n, k] row-major
+    const void* const* columns; // what becomes each of them: [n][k]
     void* dst;
     int64_t n, k;
     bool src_bf16, dst_bf16;
-    bool gated; // blocks of the first half of the rows take turns with those of the second
     int64_t first_block = 0; // which is at dst
 };
 

@@ -4,17 +4,11 @@
 // Every output element has one accumulator that takes the inputs in ascending order, whatever tile computes it: this is the
 // row contract. With OCTAVO_DOT_BF16, x is bf16 and a pair of inputs is one instruction; else x is fp32.
 
-// The row of the matrix that becomes column n.
-inline int64_t row_of_column(const PackArgs& a, int64_t n) {
-    const int64_t block = n / kColumnBlock;
-    return a.gated ? block % 2 * (a.n / 2) + block / 2 * kColumnBlock + n % kColumnBlock : n;
-}
-
 // Inputs [k, k + kDepthStep) of column n into their place in a tile.
 inline void pack_step_bf16(const PackArgs& a, int64_t n, int64_t k, uint16_t* to) {
-    const int64_t at = row_of_column(a, n) * a.k + k, count = min64(kDepthStep, a.k - k);
-    const uint16_t* bf16 = static_cast<const uint16_t*>(a.src) + at;
-    const float* fp32 = static_cast<const float*>(a.src) + at;
+    const int64_t count = min64(kDepthStep, a.k - k);
+    const uint16_t* bf16 = static_cast<const uint16_t*>(a.columns[n]) + k;
+    const float* fp32 = static_cast<const float*>(a.columns[n]) + k;
     uint16_t values[kDepthStep] = {};
     if (!a.src_bf16) {
         for (int64_t i = 0; i < count; ++i) values[i] = to_bf16(fp32[i]);
@@ -34,8 +28,8 @@ inline void pack_block_bf16(const PackArgs& a, int64_t n0, int64_t n1, uint16_t*
 }
 
 inline void pack_column_f32(const PackArgs& a, int64_t n, float* dst) {
-    const uint16_t* bf16 = static_cast<const uint16_t*>(a.src) + row_of_column(a, n) * a.k;
-    const float* fp32 = static_cast<const float*>(a.src) + row_of_column(a, n) * a.k;
+    const uint16_t* bf16 = static_cast<const uint16_t*>(a.columns[n]);
+    const float* fp32 = static_cast<const float*>(a.columns[n]);
     float* column = dst + n % kColumnBlock;
     for (int64_t k = 0; k < a.k; ++k) column[k * kColumnBlock] = a.src_bf16 ? from_bf16(bf16[k]) : fp32[k];
 }

@@ -184,8 +184,8 @@ class Device:
         """Take part in the ops of the program that was started until they are done. Its results are then those of the inputs.
         Raises what went wrong in it; returns at once if none was started."""
 
-    def pack(self, weight: np.ndarray, *, gated: bool = False) -> PackedWeight:
-        """``gated``: a multiple of 64 rows, the first half of them gates, for ``gated_linear``."""
+    def pack(self, matrices: Sequence[np.ndarray], *, gated: bool = False) -> PackedWeight:
+        """One below the other. ``gated``: a multiple of 64 rows, the first half of them gates, for ``gated_linear``."""
 
     def pack_integer(
         self,

@@ -1,7 +1,7 @@
 """``Loader``: what a layer pulls its weights through: from a source, fused, quantized if asked, on the device.
 
-Knows names, shapes, the backend's compute dtype and the quantization that was asked for; not formats. Dense matrices of one
-input are read straight into their rows of one array, so fusing costs no second copy; integer ones come some rows at a time.
+Knows names, shapes, the backend's compute dtype and the quantization that was asked for; not formats. Fusing matrices of one
+input costs no copy: they are packed from where they lie, integer ones some rows at a time.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from octavo.quant.layouts import (
     Stacked,
     Unrepresentable,
 )
-from octavo.weights.source import DTYPES, WeightSource
+from octavo.weights.source import WeightSource
 
 WeightFormat = Literal["plain", "stored", "int8", "int4"]
 """How weights are computed: as plain numbers of the compute dtype; as the file stores them, where that is an integer format;
@@ -78,14 +78,8 @@ class Loader:
 
     def _dense(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Dense:
         dtype = self.backend.compute_dtype
-        if len(names) == 1:
-            return self.source.dense(names[0], shape=(rows[0], columns), dtype=dtype)
-        fused = np.empty((sum(rows), columns), DTYPES[dtype])
-        start = 0
-        for name, count in zip(names, rows, strict=True):
-            self.source.read(name, fused[start : start + count])
-            start += count
-        return Dense(fused)
+        parts = [self.source.dense(name, shape=(count, columns), dtype=dtype) for name, count in zip(names, rows, strict=True)]
+        return Dense(parts[0].array, tuple(part.array for part in parts[1:]))
 
     def _quantized(self, name: str, shape: tuple[int, int], four: bool, as_stored: bool) -> Piecewise:
         """One matrix in 4 or 8 bits: as it is stored where that is the same."""

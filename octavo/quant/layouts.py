@@ -17,18 +17,23 @@ GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A plain matrix, row-major: ``array`` is [out_features, in_features], float32 or bfloat16 (``ml_dtypes.bfloat16``)."""
+    """A plain matrix, row-major: ``array`` is [out_features, in_features], float32 or bfloat16 (``ml_dtypes.bfloat16``);
+    ``below`` are more of its outputs, in arrays of their own."""
 
     array: np.ndarray
+    below: tuple[np.ndarray, ...] = ()
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return self.array, *self.below
 
     @property
     def shape(self) -> tuple[int, int]:
-        rows, columns = self.array.shape
-        return rows, columns
+        return sum(len(array) for array in self.arrays), self.array.shape[1]
 
     def dequantize(self) -> np.ndarray:
         """float32[out_features, in_features]"""
-        return self.array.astype(np.float32)
+        return np.concatenate([array.astype(np.float32) for array in self.arrays])
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,17 @@ def test_linear_is_the_product(isa: str, dtype: str, seed: int, m: int, k: int, 
     assert_close(actual, expected, scale=rounding(isa, dtype) * k**0.5)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("isa", "dtype"), DEVICES)
+def test_matrices_one_below_the_other_are_one(isa: str, dtype: str, stored: str, gated: bool) -> None:
+    backend, weight, x = device(isa, dtype), act(normal(1, 192, 70), stored), act(normal(2, 3, 70), dtype)
+    parts = np.split(weight, [1, 34, 96, 100])
+    op = backend.ops.gated_linear if gated else backend.ops.linear
+    expected = np.array(op(x, backend.weight(Dense(weight), gated=gated)))
+    assert same_bits(np.array(op(x, backend.weight(Dense(parts[0], tuple(parts[1:])), gated=gated))), expected)
+
+
 @pytest.mark.parametrize(("isa", "dtype"), DEVICES)
 @settings(max_examples=25, deadline=None)
 @given(seed=SEEDS, m=ROWS, k=DEPTHS, n=COLUMNS, data=st.data())

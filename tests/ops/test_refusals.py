@@ -11,7 +11,7 @@ from octavo.backends.base import AttentionShape, Batch, KVCacheSpec
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.quant.layouts import Dense
 from octavo.step import BlockCopies
-from tests.ops.devices import BF16, ISAS, device, normal, nowhere, store
+from tests.ops.devices import BF16, ISAS, act, device, normal, nowhere, store
 
 SHAPE = AttentionShape(4, 2, 16)
 WIDTH = 128
@@ -144,7 +144,9 @@ OUT_OF_RANGE: list[tuple[str, Callable[[CpuBackend], object]]] = [
     ("linear_argmax: the weight was packed for gated_linear", lambda b: b.ops.linear_argmax(normal(1, 2, 24), gates(b))),
     ("x must have one column for each input", lambda b: b.ops.linear_argmax(normal(1, 2, 23), table(b))),
     ("the weight was packed for linear", lambda b: b._device.gated_linear(normal(1, 2, 24), table(b), None)),
-    ("multiple of 64 rows", lambda b: b._device.pack(normal(1, 96, 24), gated=True)),
+    ("multiple of 64 rows", lambda b: b._device.pack([normal(1, 96, 24)], gated=True)),
+    ("the same columns and dtype", lambda b: b._device.pack([normal(1, 3, 24), normal(1, 3, 23)])),
+    ("the same columns and dtype", lambda b: b._device.pack([normal(1, 3, 24), act(normal(1, 3, 24), "bfloat16")])),
     (
         "packed by a device of another compute dtype",
         lambda b: b.ops.gated_linear(normal(1, 2, 24), gates(device("auto", "bfloat16"))),
@@ -193,7 +195,7 @@ WRONG_TYPES: list[tuple[str, Callable[[CpuBackend], object]]] = [
     ("logits must be", lambda b: b.ops.argmax(np.zeros((4, 4), np.float32).T[:2])),
     ("seeds must be a C-contiguous uint64 array", lambda b: sample(b, seeds=np.zeros(2, np.int64))),
     ("gate_up must be", lambda b: b.ops.silu_and_mul(np.zeros(8, np.float32))),
-    ("weight must be .* float32", lambda b: b._device.pack(np.zeros((4, 4), np.float16))),
+    ("weight must be .* float32", lambda b: b._device.pack([np.zeros((4, 4), np.float16)])),
 ]
 
 

@@ -112,6 +112,13 @@ def test_pieces_are_rows_in_order() -> None:
     np.testing.assert_array_equal(one.dequantize(), expected)
 
 
+def test_plain_matrices_one_below_the_other() -> None:
+    matrix = normal(1, 7, 40).astype(ml_dtypes.bfloat16)
+    layout = Dense(matrix[:4], (matrix[4:5], matrix[5:]))
+    assert layout.shape == (7, 40)
+    np.testing.assert_array_equal(layout.dequantize(), matrix.astype(np.float32))
+
+
 def test_stacking_different_layouts_needs_a_decision() -> None:
     eight, four = quantize_int8(normal(1, 5, 64)), quantize_int4(normal(2, 5, 64))
     with pytest.raises(ValueError, match="cannot be stacked"):

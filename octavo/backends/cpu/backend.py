@@ -117,7 +117,7 @@ class CpuBackend:
         # Other sizes are multiplied first and pass their gates in an op of its own.
         fused = gated and layout.shape[0] % (2 * _COLUMN_BLOCK) == 0
         if isinstance(layout, Dense):
-            return self._device.pack(np.ascontiguousarray(layout.array), gated=fused)
+            return self._device.pack([np.ascontiguousarray(array) for array in layout.arrays], gated=fused)
         integers = layout if isinstance(layout, Piecewise) else Piecewise.of(layout)
         rows, columns = integers.shape
         most = max(1, _VALUES_AT_ONCE * self.num_threads // max(1, columns) // _COLUMN_BLOCK) * _COLUMN_BLOCK
