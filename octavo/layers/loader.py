@@ -52,7 +52,7 @@ class Loader:
         for layout in self._layouts(names, rows, columns, vocabulary, gated):
             with contextlib.suppress(Unrepresentable):
                 return self.backend.weight(layout, gated=gated, vocabulary=vocabulary)
-        raise AssertionError("plain numbers hold everything")
+        raise AssertionError("the last one is made of plain numbers")
 
     def vector(self, names: Sequence[str], *, sizes: Sequence[int]) -> Array:
         """The vectors joined in order, float32 on the device."""
@@ -69,6 +69,7 @@ class Loader:
                 yield _stacked(
                     [self._quantized(name, (count, columns), four, as_stored) for name, count in zip(names, rows, strict=True)]
                 )
+            return
         if self.weight_format == "stored":
             parts = [self.source.integer(name, shape=(count, columns)) for name, count in zip(names, rows, strict=True)]
             integers = [part for part in parts if part is not None]

@@ -142,6 +142,8 @@ class GgufSource:
     def _bytes(self, name: str, tensor: GgufTensor, first: int, end: int) -> np.ndarray:
         """The bytes of some of the tensor's rows, uint8, in the order of Hugging Face checkpoints."""
         heads, rows = self._heads_of(name), tensor.shape[0]
+        if heads is None and (first, end) == (0, rows):
+            return tensor.data
         data = tensor.data.reshape(rows, -1)
         if heads is None:
             return data[first:end].reshape(-1)
