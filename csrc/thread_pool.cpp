@@ -18,6 +18,10 @@ namespace octavo {
 namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(60);
+// A caller waits for others by so many pauses, about a millisecond, then by yields up to so many, then by sleeps that count for so
+// many: who waits for long must not look like one that computes, neither to the scheduler nor to who watches the process.
+constexpr int64_t kPauses = 20000, kYields = 40000, kPausesOfSleep = 5000;
+constexpr auto kSleep = std::chrono::microseconds(200);
 
 void pin(std::thread& thread, int core) {
     const cpu_set_t set = only(core);
@@ -85,10 +89,14 @@ void ThreadPool::submit(int64_t count, Call call, const void* body) {
     if (sleepers_.load(std::memory_order_relaxed) > 0) wake();
     call(body, 0, 0);
     const int64_t others = count - 1 - work(claims_.load(std::memory_order_relaxed), 0);
-    for (int64_t spins = 1; finished_.load(std::memory_order_acquire) - finished != others; ++spins) {
-        if (spins < 20000) pause();
-        else sched_yield(); // the thread that holds the last unit may want this core
-        if (spins % patience_.load(std::memory_order_relaxed) == 0) fetch(1, size());
+    for (int64_t waited = 0; finished_.load(std::memory_order_acquire) - finished != others;) {
+        const bool sleeps = waited >= kYields;
+        if (waited < kPauses) pause();
+        else if (!sleeps) sched_yield(); // the thread that holds the last unit may want this core
+        else std::this_thread::sleep_for(kSleep);
+        const int64_t passed = sleeps ? kPausesOfSleep : 1;
+        waited += passed;
+        if (waited % patience_.load(std::memory_order_relaxed) < passed) fetch(1, size());
     }
 }
 
