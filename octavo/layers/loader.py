@@ -14,17 +14,7 @@ import numpy as np
 from octavo.backends.base import Array, Backend, Weight
 from octavo.config import ConfigError
 from octavo.quant.integer import Quantize, quantize
-from octavo.quant.layouts import (
-    GROUP,
-    Dense,
-    Int4Group,
-    Int8Group,
-    Integer,
-    Layout,
-    Piecewise,
-    Stacked,
-    Unrepresentable,
-)
+from octavo.quant.layouts import GROUP, Dense, Int4Group, Int8Group, Integer, Layout, Piecewise, Stacked, Unrepresentable
 from octavo.weights.source import WeightSource
 
 WeightFormat = Literal["plain", "stored", "int8", "int4"]

@@ -14,8 +14,6 @@ from octavo.quant.layouts import GROUP, Int4Group, Int5Group, Int6Group, Int8Gro
 _FOUR_BITS = (GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q4_K)
 _FIVE_BITS = (GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q5_K)
 _SIX_BITS = (GgmlType.Q3_K, GgmlType.Q6_K)
-_CHUNK = 1 << 22
-"""Values dequantized at once on the way to 8 bits."""
 
 
 def layout_of(kind: GgmlType, columns: int) -> type[Integer] | None:
@@ -53,18 +51,9 @@ def integer_layout(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], *, 
 
 
 def _as_int8(kind: GgmlType, data: np.ndarray, shape: tuple[int, int], dequantize: Dequantize) -> Int8Group:
-    rows, columns = shape
-    values, scales = np.empty(shape, np.int8), np.empty((rows, columns // GROUP), np.float16)
-    step = max(1, _CHUNK // columns)
-    width = data.size // max(rows, 1)
-    for start in range(0, rows, step):
-        some = slice(start, min(rows, start + step))
-        count = some.stop - start
-        plain = np.empty((count, columns), np.float32)
-        dequantize(kind, data[start * width : some.stop * width], plain.reshape(-1))
-        try:
-            part = quantize_int8(plain)
-        except ValueError as error:
-            raise Unrepresentable(str(error)) from None
-        values[some], scales[some] = part.values, part.scales
-    return Int8Group(values, scales)
+    plain = np.empty(shape, np.float32)
+    dequantize(kind, data, plain.reshape(-1))
+    try:
+        return quantize_int8(plain)
+    except ValueError as error:
+        raise Unrepresentable(str(error)) from None
