@@ -1,10 +1,23 @@
 """What tests of several parts share: the demo model, fetched once into the cache, as transformers has it, and as a server."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What the servers of a test that fails have written last."""
+    from tests.server.tiny import RunningServer
+
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if isinstance(value, RunningServer):
+                report.sections.append((f"log of {name}", "\n".join(value.lines[-60:])))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from octavo.config import ConfigError
 from octavo.outputs import TokenDelta
 from octavo.request import Request
 from octavo.sampling_params import ParameterError
+from octavo.server import interpreter
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.framing import FrameReader, WireError
 from octavo.server.packed_logprobs import PIECE, pack
@@ -236,6 +237,7 @@ def main() -> None:
     started_at = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    interpreter.tell_stacks()
     sock = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_with, args=(sock,), daemon=True, name="parent-watch").start()
     status = serve(sock, started_at)

@@ -52,8 +52,10 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
 
     import uvloop
 
+    from octavo.server import interpreter
     from octavo.server.lifecycle import Lifecycle
 
+    interpreter.tell_stacks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         served = Lifecycle(config, options, keys, usage_log, traces, sock=sock, process_start=process_start)
         status = runner.run(served.run(started, spawner))

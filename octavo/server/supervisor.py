@@ -17,13 +17,13 @@ from octavo.config import EngineConfig
 from octavo.metrics import EngineStats, continued
 from octavo.request import Request
 from octavo.sampling_params import ParameterError
-from octavo.server import errors
+from octavo.server import errors, interpreter
 from octavo.server.engine_client import Mailbox, RequestTable
 from octavo.server.engine_handle import Connection, EngineProcess, describe, reap
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.request_log import Log
 from octavo.server.status import Status
-from octavo.server.watchdog import INTERVAL, Watchdog, cpu_seconds
+from octavo.server.watchdog import INTERVAL, Watchdog, cpu_seconds, threads
 from octavo.server.wire import (
     Abort,
     Add,
@@ -43,6 +43,8 @@ from octavo.server.wire import (
 
 CRASHES = 3
 CRASH_WINDOW = 60.0
+_STACKS_SECONDS = 0.1
+"""A stuck engine gets to write where its threads are before it is killed."""
 
 
 class Supervisor:
@@ -226,8 +228,11 @@ class Supervisor:
         while self._engine is engine and not self._closing:
             await asyncio.sleep(self._watch_interval)
             if self._engine is engine and self._status.engine_up and watchdog.stuck():
-                silence = self._status.silence()
-                self._fatal = Fatal(kind="engine", message=f"no sign of life for {silence:.0f} s of work")
+                reason = f"no sign of life for {self._status.silence():.0f} s of work"
+                doing = ", ".join(threads(engine.process.pid))
+                self._fatal = Fatal(kind="engine", message=f"{reason}; its threads: {doing}" if doing else reason)
+                engine.process.send_signal(interpreter.TELL_STACKS)
+                await asyncio.sleep(_STACKS_SECONDS)
                 engine.process.kill()
                 return
 

@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,14 +54,6 @@ def fail(url: str, stage: str, *, stream: bool, n: int = 1) -> tuple[int, dict[s
     return answer.status_code, error_of(answer.status_code, answer.content)
 
 
-def wait_for_line(server: RunningServer, words: str) -> None:
-    """The log has the details, on one line."""
-    deadline = time.monotonic() + 20
-    while not any(words in line for line in server.lines):
-        assert time.monotonic() < deadline, f"no line of the log has {words}"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_fault_stays_with_its_request(faulty: RunningServer, stage: str, stream: bool) -> None:
@@ -80,7 +71,7 @@ def test_a_fault_stays_with_its_request(faulty: RunningServer, stage: str, strea
         assert (status, error["type"]) == (500, "InternalServerError")
         assert "injected" not in error["message"] and "under the id" in error["message"]
         error_id = error["message"].rstrip(".").rpartition(" ")[2]
-        wait_for_line(faulty, error_id)
+        faulty.wait_line(error_id)
     for thread in threads:
         thread.join(60)
     assert [found[i] for i in range(3)] == alone

@@ -341,10 +341,7 @@ def test_sighup_reads_the_keys_again_and_opens_the_books_again(served: RunningSe
 
     def hang_up(words: str) -> None:
         served.process.send_signal(signal.SIGHUP)
-        deadline = time.monotonic() + 20
-        while not any(words in line for line in served.lines):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        served.wait_line(words)
 
     assert (status("u"), status("v")) == (200, 401)
     await_line(tmp_path / "usage.jsonl")

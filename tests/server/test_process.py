@@ -241,6 +241,17 @@ def test_a_stopped_engine_is_replaced(tiny_model: Path) -> None:
         assert server.stop() == 0
 
 
+def test_both_processes_tell_where_their_threads_are(tiny_model: Path) -> None:
+    """Asked by SIGUSR1; they go on serving. The watchdog asks an engine that it gives up."""
+    with running(tiny_model) as server:
+        server.wait_ready()
+        for pid, place in ((server.process.pid, "in run"), (server.engine_pid(), "in receive")):
+            os.kill(pid, signal.SIGUSR1)
+            server.wait_line(place)
+        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).status_code == 200
+        assert server.stop() == 0
+
+
 def test_three_crashes_end_the_server(tiny_model: Path) -> None:
     with running(tiny_model) as server:
         server.wait_ready()

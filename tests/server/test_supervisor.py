@@ -13,7 +13,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.outputs import RequestMetrics, TokenDelta
-from octavo.server import wire
+from octavo.server import interpreter, wire
 from octavo.server.engine_client import Mailbox
 from octavo.server.engine_handle import EngineProcess
 from octavo.server.errors import ApiError
@@ -21,7 +21,7 @@ from octavo.server.framing import FrameReader
 from octavo.server.request_log import Log
 from octavo.server.status import STALL_SECONDS, Status
 from octavo.server.supervisor import Supervisor
-from octavo.server.watchdog import BUSY_FACTOR, INTERVAL, Watchdog, cpu_seconds
+from octavo.server.watchdog import BUSY_FACTOR, INTERVAL, Watchdog, cpu_seconds, threads
 from octavo.server.wire import Abort, Add, Ended, Load, Pin, Ready, Refused, Step, frame
 from tests.server.fakes import MODEL
 from tests.server.test_engine_loop import delta, request
@@ -48,10 +48,15 @@ class FakeProcess:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.killed = False
+        self.signals: list[int] = []
         self.pid = -1
 
     def wait(self, timeout: float | None = None) -> int:
         return -9 if self.killed else 70
+
+    def send_signal(self, number: int) -> None:
+        assert not self.killed
+        self.signals.append(number)
 
     def kill(self) -> None:
         self.killed = True
@@ -240,6 +245,7 @@ def test_a_stuck_engine_is_replaced_like_a_crashed_one(monkeypatch: pytest.Monke
         with pytest.raises(ApiError) as told:
             await streaming.get()
         assert told.value.type == "engine_restarted" and stuck.process.killed
+        assert stuck.process.signals == [interpreter.TELL_STACKS], "what it was doing is told"
         await until(lambda: len(stage.engines) == 2)
         assert isinstance(await stage.engine.hear(), Load)
         stage.engine.say(READY)
@@ -278,4 +284,13 @@ def test_an_engine_that_computes_may_be_silent_for_longer(monkeypatch: pytest.Mo
 def test_processor_time_is_read() -> None:
     before = cpu_seconds(os.getpid())
     assert before is not None and before > 0
+    assert cpu_seconds(-1) is None
+
+
+def test_threads_are_told_of_by_what_they_have_computed() -> None:
+    told = threads(os.getpid())
+    times = [float(line.split()[-2]) for line in told]
+    assert 1 <= len(told) <= 4 and times == sorted(times, reverse=True)
+    assert any(line.split()[-3] in ("R", "S") for line in told)
+    assert threads(-1) == []
     assert cpu_seconds(2**31 - 1) is None

@@ -149,6 +149,13 @@ class RunningServer:
             assert time.monotonic() < deadline, f"{name} is {seen}, not {value}"
             time.sleep(0.02)
 
+    def wait_line(self, words: str) -> None:
+        """Waits until a line of the log has ``words``."""
+        deadline = time.monotonic() + 20
+        while not any(words in line for line in self.lines):
+            assert time.monotonic() < deadline, f"no line of the log has {words}"
+            time.sleep(0.01)
+
     def wait_until_busy(self) -> None:
         """Waits until some request holds blocks."""
         deadline = time.monotonic() + 20
