@@ -104,6 +104,7 @@ void bind_integer(nb::module_& module, nb::class_<Device>& device) {
         .def_ro("settled", &Shortlist::settled)
         .def_ro("given_up", &Shortlist::given_up);
     nb::class_<IntegerWeight>(module, "IntegerWeight")
+        .def_ro("bits", &IntegerWeight::bits)
         .def_ro("rows", &IntegerWeight::rows)
         .def_ro("columns", &IntegerWeight::columns)
         .def_ro("gated", &IntegerWeight::gated)

@@ -9,6 +9,7 @@
 #include "bind_dequantize.hpp"
 #include "bind_integer.hpp"
 #include "bind_program.hpp"
+#include "bind_restored.hpp"
 #include "cpu_features.hpp"
 #include "device.hpp"
 
@@ -61,6 +62,7 @@ NB_MODULE(_native, m) {
     nb::class_<Device> device(m, "Device");
     bind_integer(m, device);
     bind_program(m, device);
+    bind_restored(m, device);
     device
         .def(nb::init<const std::string&, int, const std::vector<int>&, bool, nb::handle, const std::string&, int, const std::string&>(),
              "isa"_a, "num_threads"_a, nb::kw_only(), "cores"_a, "act_bfloat16"_a, "bfloat16"_a, "integer_kernels"_a = "auto",

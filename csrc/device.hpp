@@ -70,6 +70,7 @@ public:
 
     const char* isa() const { return kernels_->isa; }
     int num_threads() const { return pool_.size(); }
+    bool in_bfloat16() const { return act_bf16_; }
 
     // Ops are appended to the program, not run, until end_recording().
     void begin_recording(Program& program);
@@ -87,6 +88,14 @@ public:
     // Memory for a matrix, and the rows of a source as its rows from `first` on.
     std::unique_ptr<IntegerWeight> integer_weight(int bits, int64_t rows, int64_t groups, bool gated, bool vocabulary);
     void pack_rows(const IntegerSource& source, IntegerWeight& weight, int64_t first);
+
+    // What decides how this device packs: a weight may be restored where it is the same.
+    std::string packing() const;
+    // Weights as they were packed before, in memory that stays as it is. Throw std::invalid_argument where they cannot have been:
+    // no kernel reads beyond what there is, whatever is in it.
+    std::unique_ptr<IntegerWeight> restored(int bits, int64_t rows, int64_t columns, bool gated, bool paired, WeightMemory::Slice memory) const;
+    // compact: with what `memory` needs beside it, if it holds compact blocks, but not `compact` itself.
+    std::unique_ptr<PackedWeight> restored(std::unique_ptr<PackedWeight> weight) const;
 
     // Makes what lets linear_argmax of a weight be faster, where it does; a copy has no more than most_bytes.
     // inputs: how large each one is beside the others; empty: nobody knows.

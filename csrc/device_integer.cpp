@@ -109,10 +109,6 @@ int64_t integer_weight_bytes(int64_t rows, int64_t groups, int bits, bool paired
     return divide_up(rows, kIntegerColumns) * integer_block_bytes(groups, bits, paired);
 }
 
-IntegerWeight::IntegerWeight(int64_t rows, int64_t groups, int bits, bool gated, bool paired, WeightMemory& from)
-    : rows(rows), columns(groups * kGroup), bits(bits), gated(gated), paired(paired),
-      memory(from.take(integer_weight_bytes(rows, groups, bits, paired))) {}
-
 namespace {
 
 // An output's values of a group, `to` being its place in the first line.
@@ -183,7 +179,7 @@ void pack_integer_rows(const IntegerSource& source, const IntegerPlace& to, int6
 std::unique_ptr<IntegerWeight> Device::integer_weight(int bits, int64_t rows, int64_t groups, bool gated, bool vocabulary) {
     check_gates(rows, gated);
     const bool paired = pairs_ && bits == 4 && groups % 2 == 0 && !vocabulary;
-    return std::make_unique<IntegerWeight>(rows, groups, bits, gated, paired, weights_);
+    return std::make_unique<IntegerWeight>(rows, groups, bits, gated, paired, weights_.take(integer_weight_bytes(rows, groups, bits, paired)));
 }
 
 void Device::pack_rows(const IntegerSource& source, IntegerWeight& weight, int64_t first) {

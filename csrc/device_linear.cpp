@@ -14,7 +14,6 @@ constexpr int64_t kPanelBytes = 256 << 10; // weights that meet all rows before 
 constexpr int64_t kChunkBytes = 256 << 10; // inputs of rows that meet those weights: they should stay there too
 constexpr int64_t kPastCaches = 4 << 20;   // of a result: more would only push other things out of the caches
 constexpr int64_t kExceptionShare = 2048;  // compact blocks: of so many elements at most one is an exception, which takes longer
-constexpr int64_t kMostPlaces = 1 << 24;   // and of a block's elements there are fewer
 
 // The most rows of a chunk.
 int64_t chunk_rows(const KernelTable& kernels, int64_t k, int64_t element_bytes) {
@@ -85,7 +84,7 @@ std::unique_ptr<PackedWeight> Device::pack(nb::sequence matrices, bool gated) {
     }
     const auto n = static_cast<int64_t>(rows.size());
     check_gates(n, gated);
-    auto weight = std::make_unique<PackedWeight>(n, k, act_bf16_, gated, weights_);
+    auto weight = std::make_unique<PackedWeight>(n, k, act_bf16_, gated, weights_.take(packed_weight_bytes(n, k, act_bf16_)));
     std::vector<const void*> columns(n);
     for (int64_t row = 0; row < n; ++row) columns[gated ? place_of_gated(row, n) : row] = rows[row];
     PackArgs args{columns.data(), weight->memory.data(), n, k, type == Type::bfloat16, act_bf16_};
@@ -140,8 +139,7 @@ bool Device::pack_compact(const PackArgs& args, PackedWeight& weight) {
         weight.exceptions.insert(weight.exceptions.end(), own.begin(), own.end());
         weight.exceptions.push_back(kNoException);
     }
-    weight.compact.reset(new Compact{weight.highs.data(), weight.exceptions.data(), weight.first_exceptions.data(),
-                                     fixed ? weight.exponents.data() : nullptr, fixed ? weight.scales.data() : nullptr});
+    weight.make_compact();
     return true;
 }
 

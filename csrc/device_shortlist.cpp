@@ -167,7 +167,7 @@ template <class Weight, class Read>
 void Device::add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits, bool same_rows, const std::vector<float>& sizes,
                       const Read& read) {
     const int64_t k = weight.columns, groups = k / kGroup;
-    list->rough = std::make_unique<IntegerWeight>(weight.rows, groups, bits, false, false, weights_);
+    list->rough = std::make_unique<IntegerWeight>(weight.rows, groups, bits, false, false, weights_.take(integer_weight_bytes(weight.rows, groups, bits)));
     const float rounding = rounding_of(k);
     add_list(weight, list, [&](BlockRows& own, int64_t first, int64_t count) {
         read(first, count, own.exact.data());

@@ -21,7 +21,8 @@ struct IntegerSource {
 
 // The same in blocks; see integer.hpp.
 struct IntegerWeight {
-    IntegerWeight(int64_t rows, int64_t groups, int bits, bool gated, bool paired, WeightMemory& from);
+    IntegerWeight(int64_t rows, int64_t groups, int bits, bool gated, bool paired, WeightMemory::Slice memory)
+        : rows(rows), columns(groups * kGroup), bits(bits), gated(gated), paired(paired), memory(std::move(memory)) {}
 
     int64_t rows, columns;
     int bits;

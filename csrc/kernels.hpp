@@ -33,6 +33,7 @@ constexpr int kMaxBlock = 64;           // logits whose maximum is taken togethe
 constexpr int64_t compact_place(int64_t i) { return i % 32 / 8 * 16 + i / 32 * 8 + i % 8; }
 
 constexpr uint32_t kNoException = ~uint32_t{0}; // after the last of a block
+constexpr int64_t kMostPlaces = 1 << 24;        // of a block's elements there are fewer
 
 // What compact blocks need beside them.
 struct Compact {

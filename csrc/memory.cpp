@@ -1,5 +1,6 @@
 #include "memory.hpp"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -92,6 +93,7 @@ KVBlocks::~KVBlocks() {
 
 // The first blocks of every layer, a huge page at a time.
 void KVBlocks::populate() {
+    pthread_setname_np(pthread_self(), "octavo-pages"); // for who looks at the process
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 19); // of this thread: requests come first
     const int64_t layer = num_blocks * layer_block_bytes(), most = std::min(layer, kPopulated / std::max<int64_t>(1, num_layers));
     for (int64_t begin = 0; begin < most; begin += kHugePage) {

@@ -156,6 +156,7 @@ bool ThreadPool::fetch(int first, int end) {
 }
 
 void ThreadPool::loop(int thread) {
+    pthread_setname_np(pthread_self(), "octavo-compute"); // for who looks at the process
     FlushDenormals flush;
     help(thread, stopping_);
 }

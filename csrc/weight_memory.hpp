@@ -13,18 +13,17 @@ namespace octavo {
 
 class WeightMemory {
 public:
-    // A part of a region, aligned to a cache line, that keeps the region alive.
+    // Memory aligned to a cache line, a part of a region or of something else, which it keeps alive.
     class Slice {
     public:
-        Slice(std::shared_ptr<const Region> region, int64_t begin, int64_t bytes)
-            : region_(std::move(region)), data_(region_->data() + begin), bytes_(bytes) {}
+        Slice(std::shared_ptr<const void> owner, char* data, int64_t bytes) : owner_(std::move(owner)), data_(data), bytes_(bytes) {}
 
         char* data() const { return data_; }
         int64_t bytes() const { return bytes_; }
 
     private:
         friend WeightMemory;
-        std::shared_ptr<const Region> region_;
+        std::shared_ptr<const void> owner_;
         char* data_;
         int64_t bytes_;
     };
@@ -41,10 +40,15 @@ private:
 
 struct Shortlist;
 
+// Of the blocks of a matrix of which there is memory, so that sizes do not overflow.
+int64_t packed_weight_bytes(int64_t rows, int64_t columns, bool bf16);
+
 // A matrix [rows, columns] packed for linear and embedding; see kernels_linear.hpp.
 struct PackedWeight {
-    // Of a matrix that is in memory, so that sizes do not overflow.
-    PackedWeight(int64_t rows, int64_t columns, bool bf16, bool gated, WeightMemory& from);
+    PackedWeight(int64_t rows, int64_t columns, bool bf16, bool gated, WeightMemory::Slice memory)
+        : rows(rows), columns(columns), bf16(bf16), gated(gated), memory(std::move(memory)) {}
+    // Has `compact` point to what follows it.
+    void make_compact();
 
     int64_t rows, columns;
     bool bf16;
@@ -57,7 +61,7 @@ struct PackedWeight {
     std::vector<int64_t> first_exceptions;
     std::vector<uint8_t> exponents; // where they are multiplied in whole numbers
     std::vector<float> scales, errors;
-    std::unique_ptr<Compact> compact;
+    std::unique_ptr<Compact> compact;   // null if `memory` holds no such
 
     std::vector<std::shared_ptr<Shortlist>> shortlists; // one, if any
 };

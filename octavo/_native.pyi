@@ -87,6 +87,8 @@ class IntegerWeight:
     """The same of an integer layout."""
 
     @property
+    def bits(self) -> int: ...
+    @property
     def rows(self) -> int: ...
     @property
     def columns(self) -> int: ...
@@ -102,6 +104,14 @@ class IntegerWeight:
     def num_bytes(self) -> int: ...
     @property
     def shortlists(self) -> list[Shortlist]: ...
+
+def memory_of(weight: PackedWeight | IntegerWeight) -> np.ndarray:
+    """uint8[num_bytes], as it lies in memory, which the array keeps alive. Not to be written to."""
+
+Compact = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+def compact_of(weight: PackedWeight) -> Compact | None:
+    """What its memory needs beside it if that holds compact blocks: uint8, uint32, int64, uint8, float32, float32, each [*]."""
 
 class KVBlocks:
     """Keys and values of every layer, on the device side and on the host side."""
@@ -186,6 +196,19 @@ class Device:
 
     def pack(self, matrices: Sequence[np.ndarray], *, gated: bool = False) -> PackedWeight:
         """One below the other. ``gated``: a multiple of 64 rows, the first half of them gates, for ``gated_linear``."""
+
+    @property
+    def packing(self) -> str:
+        """What decides how it packs: weights may be restored where this is the same, by the same build."""
+
+    def restore(self, rows: int, columns: int, memory: np.ndarray, compact: Compact | None, *, gated: bool) -> PackedWeight:
+        """A weight from what ``memory_of`` and ``compact_of`` gave for one. ``memory`` is not copied; it must begin with a
+        cache line and stay as it is. Whatever is in it, ops touch no other; ValueError where it cannot be such a weight's."""
+
+    def restore_integer(
+        self, bits: int, rows: int, columns: int, memory: np.ndarray, *, gated: bool, paired: bool
+    ) -> IntegerWeight:
+        """The same of an integer layout."""
 
     def pack_integer(
         self,

@@ -29,8 +29,10 @@ ALLOWED: dict[str, set[str]] = {
     "quant": set(),
     "backends": {"quant", "_native"},
     "build_memory": {"models", "layers", "backends.base"},
+    "build_packed": {"layers", "weights", "backends.base"},
     "build": {
         "build_memory",
+        "build_packed",
         "engine",
         "executor",
         "memory",
@@ -58,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
         *TEXT,
     },
     "server": {"build", "weights", "structured", *TEXT},
-    "commands": {"build", "llm", "bench", "server", "backends", "weights", "_native", *TEXT},
+    "commands": {"build", "build_packed", "llm", "bench", "server", "backends", "weights", "_native", *TEXT},
     "cli": {"build", "llm", "bench", "server", "commands", "backends", "weights", "_native", *TEXT},
     "__init__": {"llm", *TEXT},
 }

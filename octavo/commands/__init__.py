@@ -12,6 +12,7 @@ COMMANDS = {
     "complete": ("octavo.commands.complete", "let a running server go on with a text"),
     "run-batch": ("octavo.commands.run_batch", "answer a file of requests, in the format of the OpenAI batch API"),
     "bench": ("octavo.commands.bench", "measure: throughput, latency, a server under load, how near to the machine's limits"),
+    "pack": ("octavo.commands.pack", "keep a model's weights as this machine computes them, so that it starts sooner"),
     "keys": ("octavo.commands.keys", "make API keys with roles and limits"),
     "doctor": ("octavo.commands.doctor", "say what this machine can do and why"),
 }

@@ -88,6 +88,7 @@ def _instruction_sets() -> Iterator[str]:
 
 
 def _models() -> Iterator[str]:
+    from octavo.build_packed import packed_directory
     from octavo.weights.demo import DEMO_MODELS
     from octavo.weights.hub import default_cache_dir
 
@@ -96,6 +97,9 @@ def _models() -> Iterator[str]:
     for alias, model in DEMO_MODELS.items():
         path = directory / model.file_name
         yield f"{alias}: {_cached(path, model.size)}"
+
+    packed = sorted(packed_directory().glob("*.safetensors"))
+    yield f"packed by `octavo pack`: {_gib(sum(path.stat().st_size for path in packed))} in {packed_directory()}"
 
 
 def _cached(path: Path, size: int) -> str:

@@ -7,7 +7,7 @@ input costs no copy: they are packed from where they lie, integer ones some rows
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -22,6 +22,13 @@ WeightFormat = Literal["plain", "stored", "int8", "int4"]
 or in 8 or 4 bits, quantized when loaded. With "int4" the vocabulary's matrices have 8 bits: they are the most sensitive."""
 
 
+class WeightStore(Protocol):
+    """Weights by key that are packed already, and a place to put those that are not."""
+
+    def get(self, key: str) -> Weight | None: ...
+    def put(self, key: str, weight: Weight) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Loader:
     """Pulls tensors under Hugging Face names. Every method raises ``ConfigError`` for a tensor that is missing or of
@@ -31,6 +38,7 @@ class Loader:
     backend: Backend
     weight_format: WeightFormat = "plain"
     quantize: Quantize = quantize
+    store: WeightStore | None = None
 
     def matrix(
         self, names: Sequence[str], *, rows: Sequence[int], columns: int, vocabulary: bool = False, gated: bool = False
@@ -39,6 +47,16 @@ class Loader:
         embeddings or of the head. ``gated``: for ``gated_linear``."""
         for name, count in zip(names, rows, strict=True):
             self.source.check(name, (count, columns))
+        if self.store is None:
+            return self._pack(names, rows, columns, vocabulary, gated)
+        key = "+".join(names)
+        weight = self.store.get(key)
+        if weight is None:
+            weight = self._pack(names, rows, columns, vocabulary, gated)
+            self.store.put(key, weight)
+        return weight
+
+    def _pack(self, names: Sequence[str], rows: Sequence[int], columns: int, vocabulary: bool, gated: bool) -> Weight:
         for layout in self._layouts(names, rows, columns, vocabulary, gated):
             with contextlib.suppress(Unrepresentable):
                 return self.backend.weight(layout, gated=gated, vocabulary=vocabulary)

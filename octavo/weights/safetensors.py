@@ -6,6 +6,7 @@ allocated, and the tensors must cover the data exactly once. Knows nothing of mo
 header, the data (https://github.com/huggingface/safetensors).
 """
 
+import contextlib
 import math
 import mmap
 from collections.abc import Iterator
@@ -62,12 +63,14 @@ class TensorEntry:
 
 
 class SafetensorsFile:
-    """One mapped file. ``entries`` maps names to what the header says of them, all of it checked."""
+    """One mapped file. ``entries`` maps names to what the header says of them, all of it checked; ``metadata`` is as the
+    file has it, if it does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._map = map_file(path)
         header, self._data_start = _read_header(path, self._map)
+        self.metadata = header.get("__metadata__")
         self.entries = {entry.name: entry for entry in _parse_entries(path, header)}
         _check_coverage(path, self.entries.values(), len(self._map) - self._data_start)
 
@@ -80,8 +83,24 @@ class SafetensorsFile:
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
             raise ConfigError(f"{self.path}: tensor {name!r} has dtype {entry.dtype}; weights must be F32, F16 or BF16")
-        flat = view(self._map, offset=self._data_start + entry.begin, count=math.prod(entry.shape), dtype=dtype)
-        return flat.reshape(entry.shape)
+        return self.content(name, dtype).reshape(entry.shape)
+
+    def content(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """A read-only view of a tensor, flat, as items of ``dtype``, which are of its own's size; ``KeyError`` for an unknown
+        name."""
+        entry = self.entries[name]
+        count = (entry.end - entry.begin) // dtype.itemsize
+        return view(self._map, offset=self._data_start + entry.begin, count=count, dtype=dtype)
+
+    def on_huge_pages(self) -> None:
+        """Asks the system to keep the file on huge pages where it has to read it."""
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a refusal costs speed only
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._map)
 
 
 class SafetensorsCheckpoint:

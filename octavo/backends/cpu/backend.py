@@ -4,13 +4,15 @@ Owns the native device, and with it the threads and the memory of results. Resul
 threads; they differ between instruction sets.
 """
 
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import ml_dtypes
 import numpy as np
 
 from octavo.backends.base import BatchCapacity, Forward, KVCacheSpec
+from octavo.backends.cpu.apart import put_together, take_apart
 from octavo.backends.cpu.memory import available_memory
 from octavo.backends.cpu.ops import CpuOps
 from octavo.backends.cpu.recorded import RecordedForward
@@ -123,6 +125,33 @@ class CpuBackend:
         most = max(1, _VALUES_AT_ONCE * self.num_threads // max(1, columns) // _COLUMN_BLOCK) * _COLUMN_BLOCK
         pieces = map(_arrays, integers.pieces(most))
         return self._device.pack_integer(integers.kind.bits, rows, columns, pieces, gated=fused, vocabulary=vocabulary)
+
+    @property
+    def packing(self) -> str:
+        """What decides how weights are packed: those of one backend are those of another of the same ``build`` where this is
+        the same."""
+        return self._device.packing
+
+    @property
+    def build(self) -> str:
+        """Tells builds of the kernels apart."""
+        file = os.stat(self._native.__file__)
+        return f"{file.st_size} {file.st_mtime_ns}"
+
+    def take_apart(
+        self, weight: "_native.PackedWeight | _native.IntegerWeight | StackedWeight"
+    ) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """What a packed weight is, as JSON has it, and the arrays that it lies in."""
+        return take_apart(self._native, weight)
+
+    def put_together(
+        self, form: dict[str, Any], arrays: list[np.ndarray]
+    ) -> "_native.PackedWeight | _native.IntegerWeight | StackedWeight":
+        """The weight that was taken apart, of this backend's ``packing``, where the arrays lie; the first begins with a cache
+        line.
+
+        Raises ``ValueError``, ``TypeError`` or ``KeyError`` for what cannot be one."""
+        return put_together(self._device, form, arrays)
 
     def shortlist(self, weight: "_native.PackedWeight | _native.IntegerWeight", inputs: np.ndarray | None = None) -> None:
         """Keeps a matrix in fewer bits too, where that is worth it and memory is not short."""
