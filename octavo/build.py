@@ -19,7 +19,7 @@ from octavo.engine.grammar import GrammarSource
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.speculation import FEW
 from octavo.executor.local import LocalExecutor
-from octavo.layers.loader import WeightFormat, WeightStore
+from octavo.layers.loader import Keep, WeightFormat, make_now
 from octavo.memory.contiguous import ContiguousKVManager
 from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVCacheManager
@@ -149,10 +149,10 @@ def pack(config: EngineConfig, progress: Progress) -> tuple[Path, int]:
     opened = _open_model(config, watch, lambda backend: backend)
     if opened.checkpoint.kind == "dummy" or not isinstance(opened.backend, PackingBackend):
         raise ConfigError("only weights of a real model, on --backend cpu, can be kept packed")
-    store = WeightsToKeep(opened.backend)
-    _load_weights(config, opened, watch, store)
+    kept = WeightsToKeep(opened.backend)
+    _load_weights(config, opened, watch, kept.weight)
     with watch.phase("write"):
-        return store.write(opened.checkpoint, opened.weight_format, lambda fraction: watch.progress("write", fraction))
+        return kept.write(opened.checkpoint, opened.weight_format, lambda fraction: watch.progress("write", fraction))
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _open_model(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
     return _OpenedModel(checkpoint, backend, weight_format, spec, max_model_len, memory_before)
 
 
-def _load_weights(config: EngineConfig, opened: _OpenedModel, watch: _Stopwatch, store: WeightStore | None) -> Model:
+def _load_weights(config: EngineConfig, opened: _OpenedModel, watch: _Stopwatch, keep: Keep) -> Model:
     with watch.phase("load weights"):
         return load_model(
             opened.checkpoint.config,
@@ -200,7 +200,7 @@ def _load_weights(config: EngineConfig, opened: _OpenedModel, watch: _Stopwatch,
             weight_format=opened.weight_format,
             quantize=_quantizer(config),
             progress=lambda fraction: watch.progress("load weights", fraction),
-            store=store,
+            keep=keep,
         )
 
 
@@ -209,7 +209,7 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
     checkpoint, backend, spec = opened.checkpoint, opened.backend, opened.spec
     max_model_len, weight_format, memory_before = opened.max_model_len, opened.weight_format, opened.memory_before
     packed = find_packed(checkpoint, weight_format, backend)
-    model = _load_weights(config, opened, watch, packed)
+    model = _load_weights(config, opened, watch, packed.weight if packed else make_now)
     with watch.phase("allocate kv cache"):
         # A mapped file's memory counts as available, but this process needs it.
         weight_bytes = max(0, memory_before - backend.available_memory()) + (packed.file.num_bytes if packed else 0)

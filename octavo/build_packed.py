@@ -58,15 +58,13 @@ class PackedWeights:
     file: PackedFile
     backend: PackingBackend
 
-    def get(self, key: str) -> Weight:
+    def weight(self, key: str, make: Callable[[], Weight]) -> Weight:
+        """As it is there. Raises ``ConfigError`` where it is not."""
         form, arrays = self.file.get(key)
         try:
             return self.backend.put_together(form, arrays)
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"{self.file.path}: weight {key!r}: {error}; delete the file") from None
-
-    def put(self, key: str, weight: Weight) -> None:
-        raise AssertionError("all weights are there")
 
 
 @dataclass(slots=True)
@@ -76,11 +74,10 @@ class WeightsToKeep:
     backend: PackingBackend
     weights: dict[str, Weight] = field(default_factory=dict)
 
-    def get(self, key: str) -> None:
-        return None
-
-    def put(self, key: str, weight: Weight) -> None:
-        self.weights[key] = weight
+    def weight(self, key: str, make: Callable[[], Weight]) -> Weight:
+        """As it is made now."""
+        self.weights[key] = make()
+        return self.weights[key]
 
     def write(self, checkpoint: Checkpoint, weight_format: WeightFormat, progress: Callable[[float], None]) -> tuple[Path, int]:
         """Where they are then, and how large the file is. Raises ``ConfigError`` where it cannot be written."""

@@ -5,9 +5,9 @@ input costs no copy: they are packed from where they lie, integer ones some rows
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -22,11 +22,12 @@ WeightFormat = Literal["plain", "stored", "int8", "int4"]
 or in 8 or 4 bits, quantized when loaded. With "int4" the vocabulary's matrices have 8 bits: they are the most sensitive."""
 
 
-class WeightStore(Protocol):
-    """Weights by key that are packed already, and a place to put those that are not."""
+Keep = Callable[[str, Callable[[], Weight]], Weight]
+"""A matrix by its key: as it was packed before, or as the function makes it."""
 
-    def get(self, key: str) -> Weight | None: ...
-    def put(self, key: str, weight: Weight) -> None: ...
+
+def make_now(key: str, make: Callable[[], Weight]) -> Weight:
+    return make()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Loader:
     backend: Backend
     weight_format: WeightFormat = "plain"
     quantize: Quantize = quantize
-    store: WeightStore | None = None
+    keep: Keep = make_now
 
     def matrix(
         self, names: Sequence[str], *, rows: Sequence[int], columns: int, vocabulary: bool = False, gated: bool = False
@@ -47,14 +48,7 @@ class Loader:
         embeddings or of the head. ``gated``: for ``gated_linear``."""
         for name, count in zip(names, rows, strict=True):
             self.source.check(name, (count, columns))
-        if self.store is None:
-            return self._pack(names, rows, columns, vocabulary, gated)
-        key = "+".join(names)
-        weight = self.store.get(key)
-        if weight is None:
-            weight = self._pack(names, rows, columns, vocabulary, gated)
-            self.store.put(key, weight)
-        return weight
+        return self.keep("+".join(names), lambda: self._pack(names, rows, columns, vocabulary, gated))
 
     def _pack(self, names: Sequence[str], rows: Sequence[int], columns: int, vocabulary: bool, gated: bool) -> Weight:
         for layout in self._layouts(names, rows, columns, vocabulary, gated):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from octavo.backends.base import Array, Backend, Batch, KVCache
 from octavo.config import ConfigError, ModelConfig
-from octavo.layers.loader import Loader, WeightFormat, WeightStore
+from octavo.layers.loader import Keep, Loader, WeightFormat, make_now
 from octavo.models.llama import LlamaModel
 from octavo.quant.integer import Quantize, quantize
 from octavo.weights.source import WeightSource
@@ -48,16 +48,16 @@ def load_model(
     weight_format: WeightFormat = "plain",
     quantize: Quantize = quantize,
     progress: Callable[[float], None] | None = None,
-    store: WeightStore | None = None,
+    keep: Keep = make_now,
 ) -> Model:
     """Load a model for sequences of up to ``max_model_len`` tokens. ``quantize`` makes integers of plain
-    numbers where the ``weight_format`` asks for that. ``progress`` hears the fraction done, rising to 1. ``store``: has
-    matrices that are packed already, or takes those that are made.
+    numbers where the ``weight_format`` asks for that. ``progress`` hears the fraction done, rising to 1. ``keep`` has
+    matrices that are packed already, or remembers those that are made.
 
     Raises ``ConfigError`` for an unknown architecture, for tensors that are missing or of another shape, and for tensors that
     cannot be had in the ``weight_format``.
     """
-    loader = Loader(source, backend, weight_format, quantize, store)
+    loader = Loader(source, backend, weight_format, quantize, keep)
     return _family(config)(config, loader, max_model_len=max_model_len, progress=progress or (lambda _: None))
 
 
