@@ -5,6 +5,7 @@ A file that is of something else is left alone and not used.
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,8 +92,11 @@ def find_packed(checkpoint: Checkpoint, weight_format: WeightFormat, backend: Ba
     """The model's packed weights, if they are kept. Raises ``ConfigError`` for a damaged file."""
     if checkpoint.kind == "dummy" or not isinstance(backend, PackingBackend):
         return None
-    path = packed_path(checkpoint, weight_format, backend)
-    if not path.exists():
+    try:
+        path = packed_path(checkpoint, weight_format, backend)
+    except ConfigError:  # there is no place where any could be
+        return None
+    if not os.path.exists(path):  # or it may not be looked for, of which Path would complain
         return None
     file = PackedFile(path)
     if file.made_for != _made_for(checkpoint, weight_format, backend):

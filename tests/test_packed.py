@@ -138,6 +138,19 @@ def test_what_cannot_be_kept(changes: dict[str, Any], tiny: Path, cache: Path) -
     assert not cache.exists()
 
 
+def test_without_a_home_nothing_is_looked_for(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user nobody knows."""
+
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", staticmethod(nowhere))
+    assert answers(config(tiny))
+    with pytest.raises(ConfigError, match="set XDG_CACHE_HOME"):
+        pack(config(tiny))
+
+
 def test_its_memory_counts(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mapped file's memory is said to be available, but the pool may not be made of it."""
     seen: list[int] = []

@@ -43,9 +43,13 @@ _CHUNK = 1 << 20
 
 
 def cache_directory(kind: str) -> Path:
-    """Where files of one kind are kept: ``$XDG_CACHE_HOME/octavo/KIND``, by default under ``~/.cache``."""
+    """Where files of one kind are kept: ``$XDG_CACHE_HOME/octavo/KIND``, by default under ``~/.cache``. Raises ``ConfigError``
+    where there is neither."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "octavo" / kind
+    try:
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "octavo" / kind
+    except RuntimeError:
+        raise ConfigError("there is no home directory to keep files in: set XDG_CACHE_HOME to a directory") from None
 
 
 def fetch_packaged_file(file: PackagedFile, *, title: str, cache_dir: Path, progress: bool) -> Path:
