@@ -3,6 +3,8 @@
 from octavo.server.wire import Ready
 
 _SHOWN = 0.005
+_LONG = 3.0
+"""Seconds of loading after which it is said how they can be saved."""
 
 
 def startup_lines(model: str, ready: Ready, *, process_start: float, spawned_at: float, now: float) -> list[str]:
@@ -19,6 +21,7 @@ def startup_lines(model: str, ready: Ready, *, process_start: float, spawned_at:
         f"# device blocks: {ready.num_device_blocks}{pinned}, # host blocks: {ready.num_host_blocks} of {ready.block_size} "
         f"tokens: {fit:.1f} requests of {ready.max_model_len} tokens fit at once",
         f"start-up {now - process_start:.2f} s: {times}",
+        *_of_loading(ready),
     ]
 
 
@@ -31,6 +34,12 @@ def _of_integers(ready: Ready) -> list[str]:
     faster = " (--activation-bits 8: faster, less exact)" if ready.activation_bits == 16 else ""
     activations = f"activations in {ready.activation_bits} bits{faster}"
     return [f"weights {types}, computed in integers ({ready.weight_format}), {activations}"]
+
+
+def _of_loading(ready: Ready) -> list[str]:
+    if ready.phases.get("load weights", 0.0) < _LONG or not ready.backend.startswith("cpu"):
+        return []
+    return ["`octavo pack`, once, with the same model and flags, keeps its weights packed: then they are loaded in a second"]
 
 
 def breakdown(ready: Ready, *, process_start: float, spawned_at: float, now: float) -> dict[str, float]:
