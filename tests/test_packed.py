@@ -14,7 +14,7 @@ from octavo.config import ConfigError, EngineConfig
 from octavo.layers.loader import Loader
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
-from tests.server.tiny import RunningServer, write_tiny_llama
+from tests.server.tiny import ROOT, RunningServer, write_tiny_llama
 
 FORMATS: list[dict[str, Any]] = [
     {"dtype": "float32"},
@@ -184,7 +184,7 @@ def test_the_command_and_a_server_that_starts_from_it(tiny: Path, cache: Path, c
 
 def test_processes_that_pack_at_once_leave_one_file(tiny: Path, cache: Path) -> None:
     command = [sys.executable, "-m", "octavo.cli", "pack", str(tiny)]
-    running = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(3)]
+    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(3)]
     assert [process.wait(60) for process in running] == [0, 0, 0]
     assert len(list(cache.iterdir())) == 1
     build.load(config(tiny)).engine.shutdown()
