@@ -9,8 +9,6 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -47,9 +45,7 @@ using Piece = std::tuple<Matrix<uint8_t>, Halves, std::optional<Halves>>;
 // The pieces, one by one as they are made, one below the other.
 std::unique_ptr<IntegerWeight> pack_integer(Device& device, int bits, int64_t rows, int64_t columns, nb::iterable pieces, bool gated,
                                             bool vocabulary) {
-    check(std::find(std::begin(kBitsOf), std::end(kBitsOf), bits) != std::end(kBitsOf), "bits must be 4, 5, 6 or 8");
-    check(columns % kGroup == 0, "a row must be groups of 32 values");
-    auto weight = device.integer_weight(bits, rows, columns / kGroup, gated, vocabulary);
+    auto weight = device.integer_weight(bits, rows, groups_of_row(bits, columns), gated, vocabulary);
     int64_t done = 0;
     for (nb::handle piece : pieces) {
         Piece arrays;

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <stdexcept>
 #include <vector>
@@ -101,6 +103,12 @@ void Device::over_integer_units(const IntegerLinearArgs& args, const IntegerCut&
         if (cut.row_chunks > 1 && claim.end < claim.limit) own.reading.after = nullptr; // others of its rows come first
         call(own, claim.begin, thread);
     });
+}
+
+int64_t groups_of_row(int bits, int64_t columns) {
+    check(std::find(std::begin(kBitsOf), std::end(kBitsOf), bits) != std::end(kBitsOf), "bits must be 4, 5, 6 or 8");
+    check(columns % kGroup == 0, "a row must be groups of 32 values");
+    return columns / kGroup;
 }
 
 int64_t integer_weight_bytes(int64_t rows, int64_t groups, int bits, bool paired) {

@@ -1,5 +1,4 @@
 // Weights that were packed before, maybe by another process.
-#include <algorithm>
 #include <limits>
 
 #include "device_output.hpp"
@@ -42,9 +41,7 @@ std::string Device::packing() const {
 }
 
 std::unique_ptr<IntegerWeight> Device::restored(int bits, int64_t rows, int64_t columns, bool gated, bool paired, WeightMemory::Slice memory) const {
-    check(std::find(std::begin(kBitsOf), std::end(kBitsOf), bits) != std::end(kBitsOf), "bits must be 4, 5, 6 or 8");
-    check(columns % kGroup == 0, "a row must be groups of 32 values");
-    const int64_t groups = columns / kGroup;
+    const int64_t groups = groups_of_row(bits, columns);
     check_gates(rows, gated);
     check(!paired || (pairs_ && bits == 4 && groups % 2 == 0), "this device has no such pairs");
     check_memory(memory, integer_weight_bytes(rows, groups, bits, paired));

@@ -32,6 +32,9 @@ struct IntegerWeight {
     std::vector<std::shared_ptr<Shortlist>> shortlists; // for different numbers of rows
 };
 
+// Of a row of such a layout. Throws std::invalid_argument where there is none.
+int64_t groups_of_row(int bits, int64_t columns);
+
 // Of the blocks of a matrix. Throws std::invalid_argument for sizes out of range.
 int64_t integer_weight_bytes(int64_t rows, int64_t groups, int bits, bool paired = false);
 

@@ -48,7 +48,7 @@ def _made_for(checkpoint: Checkpoint, weight_format: WeightFormat, backend: Pack
     """What has to be the same for packed weights to be the model's."""
     path = checkpoint.path
     files = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.json")])
-    stamps = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    stamps = [[file.name, stat.st_size, stat.st_mtime_ns] for file in files for stat in [file.stat()]]
     return [backend.packing, backend.build, weight_format, str(path.resolve()), stamps]
 
 
@@ -104,5 +104,4 @@ def find_packed(checkpoint: Checkpoint, weight_format: WeightFormat, backend: Ba
             "%s is of another build, or the model has changed: run `octavo pack` again to start from it", path
         )
         return None
-    file.on_huge_pages()
     return PackedWeights(file, backend)

@@ -97,9 +97,9 @@ def _models() -> Iterator[str]:
     for alias, model in DEMO_MODELS.items():
         path = directory / model.file_name
         yield f"{alias}: {_cached(path, model.size)}"
-
-    packed = sorted(packed_directory().glob("*.safetensors"))
-    yield f"packed by `octavo pack`: {_gib(sum(path.stat().st_size for path in packed))} in {packed_directory()}"
+    directory = packed_directory()
+    size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    yield f"packed by `octavo pack`: {_gib(size)} in {directory}"
 
 
 def _cached(path: Path, size: int) -> str:

@@ -19,8 +19,6 @@ BUSY_FACTOR = 30
 """An engine that computes may be silent for this many stall limits."""
 _BUSY_SHARE = 0.1
 """Of one core: what an engine that waits for something uses is far below, what one that computes uses far above."""
-
-
 _THREADS = 4
 """Threads of a stuck engine that are told of."""
 

@@ -37,6 +37,7 @@ class PackedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = SafetensorsFile(path)
+        self._file.on_huge_pages()  # weights are read faster there
         metadata = self._file.metadata
         text = metadata.get("octavo") if isinstance(metadata, dict) else None
         if not isinstance(text, str):
@@ -51,10 +52,6 @@ class PackedFile:
     @property
     def num_bytes(self) -> int:
         return self._file.num_bytes
-
-    def on_huge_pages(self) -> None:
-        """Asks the system for memory in which weights are read faster."""
-        self._file.on_huge_pages()
 
     def get(self, key: str) -> tuple[Form, list[np.ndarray]]:
         """What a weight is and its arrays, read-only and mapped, the first at a cache line. Raises ``ConfigError`` for a key

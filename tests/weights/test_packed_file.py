@@ -42,7 +42,6 @@ def test_what_is_written_is_read(chunk: int, tmp_path: Path, monkeypatch: pytest
     assert size == path.stat().st_size and told == sorted(told) and told[-1] == 1.0
     file = PackedFile(path)
     assert file.made_for == MADE_FOR and file.num_bytes == size
-    file.on_huge_pages()
     for key, (form, arrays) in weights().items():
         found_form, found = file.get(key)
         assert found_form == form and len(found) == len(arrays)
