@@ -69,6 +69,7 @@ NB_MODULE(_native, m) {
              "activation_bits"_a = 8, "tuning"_a = "auto")
         .def_prop_ro("isa", &Device::isa)
         .def_prop_ro("num_threads", &Device::num_threads)
+        .def_prop_ro("progress", &Device::progress)
         .def("pack", &Device::pack, "matrices"_a, nb::kw_only(), "gated"_a = false)
         .def("shortlist", &Device::shortlist, "weight"_a, nb::kw_only(), "most_bytes"_a, "inputs"_a)
         .def("embedding", &Device::embedding, "ids"_a, "table"_a)

@@ -70,6 +70,7 @@ public:
 
     const char* isa() const { return kernels_->isa; }
     int num_threads() const { return pool_.size(); }
+    uint64_t progress() const { return pool_.progress(); }
     bool in_bfloat16() const { return act_bf16_; }
 
     // Ops are appended to the program, not run, until end_recording().

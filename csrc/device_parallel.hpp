@@ -37,11 +37,19 @@ template <class Body> void Device::issue(Body body, bool in_lanes) {
     else run(body);
 }
 
-template <class Call> void Device::over_units(int64_t count, const Call& call) { pool_.run(count, call); }
+template <class Call> void Device::over_units(int64_t count, const Call& call) {
+    pool_.run(count, [&](int64_t unit, int thread) {
+        call(unit, thread);
+        pool_.get_on(thread);
+    });
+}
 
 template <class Call> void Device::over_claims(Spans& spans, int64_t most, const Call& call) {
     over_units(spans.size(), [&](int64_t, int thread) {
-        for (Spans::Claim claim; spans.claim(spans.of(thread), most, claim);) call(claim, thread);
+        for (Spans::Claim claim; spans.claim(spans.of(thread), most, claim);) {
+            call(claim, thread);
+            pool_.get_on(thread);
+        }
     });
 }
 

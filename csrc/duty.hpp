@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 
 namespace octavo {
 
@@ -18,9 +19,13 @@ public:
     // Where a thread has this duty and does not run: moves it to the caller's core and the caller to that where it was, whose
     // other program then goes on beside the one who has nothing to do. Takes tens of microseconds, or until the caller's turn comes.
     Trade trade_cores() const;
+    // Of the thread with this number in ops; one at a time.
+    void get_on() { progress_.store(progress() + 1, std::memory_order_relaxed); }
+    uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }
 
 private:
     std::atomic<int> thread_{0};
+    std::atomic<uint64_t> progress_{0};
 };
 
 } // namespace octavo

@@ -113,6 +113,12 @@ int64_t ThreadPool::work(uint64_t seen, int thread) {
     return done;
 }
 
+uint64_t ThreadPool::progress() const {
+    uint64_t all = 0;
+    for (const Duty& duty : duties_) all += duty.progress();
+    return all;
+}
+
 void ThreadPool::start(std::function<void()> task) {
     task_ = std::move(task);
     started_ = true;

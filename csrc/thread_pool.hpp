@@ -60,6 +60,10 @@ public:
         });
     }
 
+    // A thread in an op has got on. How often all have together, on any thread, at any time.
+    void get_on(int thread) { duties_[thread].get_on(); }
+    uint64_t progress() const;
+
     // Lets another thread run task(), which may call run(), or leaves it to finish(). One at a time, and nothing beside it.
     void start(std::function<void()> task);
     // Returns once what was started is done; helps meanwhile. Throws what it threw. Without one returns at once.

@@ -179,6 +179,10 @@ class Device:
     def isa(self) -> str: ...
     @property
     def num_threads(self) -> int: ...
+    @property
+    def progress(self) -> int:
+        """Changes while ops get on, also within one. On any thread."""
+
     def new_program(self) -> Program: ...
     def begin_recording(self, program: Program) -> None:
         """Until ``end_recording()`` ops are appended to the program instead of being run. Once for each program."""

@@ -46,6 +46,8 @@ class Loaded:
     max_model_len: int
     facts: dict[str, Any]
     grammars: GrammarSource
+    progress: Callable[[], int]
+    """of ``Backend``"""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def load(
         model_config=parts.model_config,
         max_model_len=parts.max_model_len,
         grammars=parts.grammars,
+        progress=backend.progress,
         facts={
             "model": config.model,
             "architecture": parts.model_config.architecture,

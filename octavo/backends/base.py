@@ -283,6 +283,10 @@ class Backend(Protocol):
         """ "bfloat16" or "float32": the dtype called act above."""
         ...
 
+    def progress(self) -> int:
+        """A number that changes, several times a second, while something is computed and gets on. On any thread."""
+        ...
+
     def describe(self) -> str:
         """One line for people: the device, its instruction set, its threads."""
         ...

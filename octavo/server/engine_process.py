@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -42,10 +43,13 @@ from octavo.server.wire import (
     Shutdown,
     Step,
     ToEngine,
+    Working,
     frame,
     to_engine_decoder,
 )
 
+PULSE_SECONDS = 1.0
+"""Between two looks at whether what is computed gets on."""
 STATS_INTERVAL = 0.1
 """Seconds between two statistics while the engine works."""
 _RECEIVE = 1 << 20
@@ -53,15 +57,18 @@ M = TypeVar("M", Load, Pin)
 
 
 class Channel:
-    """The engine's end of the socket. Sending blocks when the API process does not read; that is the back-pressure."""
+    """The engine's end of the socket. Sending, on any thread, blocks when the API process does not read; that is the
+    back-pressure."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._sending = threading.Lock()
         self._reader = FrameReader()
         self._decode = to_engine_decoder().decode
 
     def send(self, message: FromEngine) -> None:
-        self._sock.sendall(frame(message))
+        with self._sending:
+            self._sock.sendall(frame(message))
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
         """The messages that have come; with ``wait``, sleeps until something has. Raises ``EOFError`` when the peer is gone."""
@@ -137,16 +144,34 @@ class EngineLoop:
         self._channel.send(Step(deltas=[], stats=self._engine.stats()))
 
 
-def _end_with(sock: socket.socket) -> None:
-    """Ends this process when the other end of ``sock`` closes, even in the middle of loading or of a long step."""
+class Pulse:
+    """Tells the API process that what is computed gets on. ``progress`` changes when it does."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.progress: Callable[[], int] = lambda: 0
+        self._channel = channel
+        self._seen = 0
+
+    def beat(self) -> None:
+        now = self.progress()
+        if now != self._seen:
+            self._seen = now
+            with contextlib.suppress(OSError):  # whoever is gone is noticed elsewhere
+                self._channel.send(Working())
+
+
+def _look_out(sock: socket.socket, pulse: Pulse) -> None:
+    """Lets the pulse beat, and ends this process when the other end of ``sock`` closes, even in the middle of loading or of a
+    long step."""
     hangup = getattr(select, "POLLRDHUP", select.POLLHUP)
     poller = select.poll()
     poller.register(sock, hangup)
-    poller.poll()
+    while not poller.poll(PULSE_SECONDS * 1000):
+        pulse.beat()
     os._exit(0)
 
 
-def _load(channel: Channel, started_at: float) -> SteppedEngine:
+def _load(channel: Channel, pulse: Pulse, started_at: float) -> SteppedEngine:
     """An engine as the first message wants it, and a ``Ready`` sent. Imports while that message is on its way."""
     from octavo import build
     from octavo.server import faults
@@ -162,6 +187,7 @@ def _load(channel: Channel, started_at: float) -> SteppedEngine:
         isolate=True,
         probe=faults.probe if load.inject_faults else None,
     )
+    pulse.progress = loaded.progress
     facts, phases = loaded.facts, loaded.facts["phases"]
     if config.pin_prefix:
         channel.send(Progress("pin prefixes", 0.0))
@@ -210,11 +236,10 @@ class _Opening:
         return message
 
 
-def serve(sock: socket.socket, started_at: float) -> int:
-    """Runs the engine behind ``sock`` until it is told to end. Returns the exit status."""
-    channel = Channel(sock)
+def serve(channel: Channel, pulse: Pulse, started_at: float) -> int:
+    """Runs the engine behind ``channel`` until it is told to end. Returns the exit status."""
     try:
-        EngineLoop(_load(channel, started_at), channel).run()
+        EngineLoop(_load(channel, pulse, started_at), channel).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except ConfigError as error:
@@ -239,8 +264,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     interpreter.tell_stacks()
     sock = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_end_with, args=(sock,), daemon=True, name="parent-watch").start()
-    status = serve(sock, started_at)
+    channel = Channel(sock)
+    pulse = Pulse(channel)
+    threading.Thread(target=_look_out, args=(sock, pulse), daemon=True, name="look-out").start()
+    status = serve(channel, pulse, started_at)
     sys.stderr.flush()
     os._exit(status)
 

@@ -59,7 +59,8 @@ class Status:
         self._owed_since = time.monotonic() if busy else None
 
     def stall_limit(self) -> float:
-        """Seconds of silence that a working engine may take: twenty of its slowest percent of steps, at least ten."""
+        """Seconds without a sign of life that an engine may take: twenty of its slowest percent of steps, at least ten. One
+        that computes gives one every second, however long its step."""
         return max(STALL_SECONDS, 20 * self._slow_step())
 
     def _slow_step(self) -> float:

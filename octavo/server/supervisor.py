@@ -23,7 +23,7 @@ from octavo.server.engine_handle import Connection, EngineProcess, describe, rea
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.request_log import Log
 from octavo.server.status import Status
-from octavo.server.watchdog import INTERVAL, Watchdog, cpu_seconds, threads
+from octavo.server.threads import busiest_threads
 from octavo.server.wire import (
     Abort,
     Add,
@@ -39,8 +39,14 @@ from octavo.server.wire import (
     Shutdown,
     Step,
     ToEngine,
+    Working,
 )
 
+WATCH_INTERVAL = 1.0
+"""Seconds between two looks at the engine."""
+LOOKS = 3
+"""So often in a row an engine is seen silent for too long before it is replaced: who was not run either, as when the machine
+slept, must not judge by the clock alone."""
 CRASHES = 3
 CRASH_WINDOW = 60.0
 _STACKS_SECONDS = 0.1
@@ -64,7 +70,7 @@ class Supervisor:
         max_pending_tokens: int,
         on_ready: Callable[[Ready, EngineProcess], None],
         inject_faults: bool = False,
-        watch_interval: float = INTERVAL,
+        watch_interval: float = WATCH_INTERVAL,
     ) -> None:
         self._status = status
         self._log = log
@@ -173,8 +179,11 @@ class Supervisor:
     def _on_message(self, message: FromEngine) -> None:
         if isinstance(message, Step):
             self._on_step(message)
+        elif isinstance(message, Working):
+            self._on_sign_of_life()
         elif isinstance(message, PromptPiece):
             self._table.keep(message)
+            self._on_sign_of_life()
         elif isinstance(message, Ended):
             self._table.settle(message.request_id, message.metrics)
         elif isinstance(message, Refused):
@@ -186,6 +195,10 @@ class Supervisor:
         else:
             self._fatal = message
 
+    def _on_sign_of_life(self) -> None:
+        self._note_queue()
+        self._status.heard(busy=len(self._table) > 0)
+
     def _on_step(self, step: Step) -> None:
         for delta in step.deltas:
             self._table.deliver(delta)
@@ -193,8 +206,7 @@ class Supervisor:
             self._status.steps.observe(step.seconds)
         if step.stats is not None:
             self._stats = step.stats
-        self._note_queue()
-        self._status.heard(busy=len(self._table) > 0)
+        self._on_sign_of_life()
 
     def _on_refused(self, message: Refused) -> None:
         if message.internal:
@@ -202,8 +214,7 @@ class Supervisor:
         else:
             error = errors.from_parameter_error(ParameterError(message.message, param=message.param))
         self._table.refuse(message.request_id, error)
-        self._note_queue()
-        self._status.heard(busy=len(self._table) > 0)
+        self._on_sign_of_life()
 
     def _on_engine_ready(self, ready: Ready) -> None:
         self._status.up()
@@ -224,17 +235,18 @@ class Supervisor:
 
     async def _watch(self, engine: EngineProcess) -> None:
         """Kills an engine that is stuck, which is then a crash like any other."""
-        watchdog = Watchdog(self._status, lambda: cpu_seconds(engine.process.pid))
-        while self._engine is engine and not self._closing:
+        looks = 0
+        while looks < LOOKS:
             await asyncio.sleep(self._watch_interval)
-            if self._engine is engine and self._status.engine_up and watchdog.stuck():
-                reason = f"no sign of life for {self._status.silence():.0f} s of work"
-                doing = ", ".join(threads(engine.process.pid))
-                self._fatal = Fatal(kind="engine", message=f"{reason}; its threads: {doing}" if doing else reason)
-                engine.process.send_signal(interpreter.TELL_STACKS)
-                await asyncio.sleep(_STACKS_SECONDS)
-                engine.process.kill()
+            if self._engine is not engine or self._closing:
                 return
+            looks = looks + 1 if self._status.stalled else 0
+        reason = f"no sign of life for {self._status.silence():.0f} s of work"
+        doing = ", ".join(busiest_threads(engine.process.pid))
+        self._fatal = Fatal(kind="engine", message=f"{reason}; its threads: {doing}" if doing else reason)
+        engine.process.send_signal(interpreter.TELL_STACKS)
+        await asyncio.sleep(_STACKS_SECONDS)
+        engine.process.kill()
 
     async def _after_crash(self) -> None:
         """Tells the streams first, then finds out why, then decides whether to go on."""

@@ -79,6 +79,10 @@ class Step(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     stats: EngineStats | None = None
 
 
+class Working(msgspec.Struct, frozen=True, tag=True):
+    """What is computed has got on since the last of these, whether or not there is a result yet."""
+
+
 class PromptPiece(msgspec.Struct, frozen=True, tag=True):
     """A piece (``packed_logprobs``) of the log-probabilities of a request's prompt. Its next delta has none of its own, and
     gets the pieces before it."""
@@ -112,7 +116,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 ToEngine = Load | Pin | Add | Abort | Shutdown
-FromEngine = Progress | Ready | Step | PromptPiece | Refused | Ended | Fatal
+FromEngine = Progress | Ready | Step | Working | PromptPiece | Refused | Ended | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 

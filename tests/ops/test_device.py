@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 import octavo
 from octavo.backends.base import AttentionShape
@@ -51,6 +52,24 @@ def test_memory_of_forgotten_results_is_used_again() -> None:
     del again, first, kept
     twice = backend.ops.gather_rows(np.concatenate([x, x]), np.arange(800, dtype=np.int32))
     assert address(twice) in seen
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_progress_is_seen_from_beside_in_the_middle_of_an_op(num_threads: int) -> None:
+    backend = CpuBackend(num_threads=num_threads, isa="generic")
+    weight = backend.weight(Dense(normal(1, 4096, 1024)))
+    x = normal(2, 256, 1024).astype(bfloat16)
+    idle = backend.progress()
+    assert backend.progress() == idle
+    seen = set[int]()
+    with ThreadPoolExecutor(1) as beside:
+        product = beside.submit(backend.ops.linear, x, weight)
+        while not product.done():
+            seen.add(backend.progress())
+    assert product.result().shape == (256, 4096)
+    assert len(seen - {idle}) > 3
+    idle = backend.progress()
+    assert backend.progress() == idle
 
 
 def test_results_outlive_their_device() -> None:

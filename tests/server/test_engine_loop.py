@@ -14,10 +14,10 @@ from octavo.request import Request
 from octavo.sampling_params import ParameterError, SamplingParams
 from octavo.server import errors, wire
 from octavo.server.engine_client import Mailbox, RequestTable
-from octavo.server.engine_process import Channel, EngineLoop
+from octavo.server.engine_process import Channel, EngineLoop, Pulse
 from octavo.server.framing import FrameReader, WireError
 from octavo.server.status import STALL_SECONDS, Status
-from octavo.server.wire import Abort, Add, Ended, Refused, Shutdown, Step, frame
+from octavo.server.wire import Abort, Add, Ended, Refused, Shutdown, Step, Working, frame
 
 
 def request(name: str, n: int = 1) -> Request:
@@ -337,6 +337,30 @@ def test_liveness_is_owed_only_by_a_working_engine(monkeypatch: pytest.MonkeyPat
     assert status.stall_limit() == 20.0
     status.down()
     assert status.ready()[0] == 503 and status.live()[0] == 200 and status.startup()[0] == 200
+
+
+def test_the_pulse_beats_while_something_gets_on() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    pulse, done = Pulse(Channel(theirs)), [0]
+    beats = FrameReader()
+
+    def heard() -> list[wire.FromEngine]:
+        pulse.beat()
+        try:
+            return [wire.from_engine_decoder().decode(body) for body in beats.feed(ours.recv(1 << 16))]
+        except BlockingIOError:
+            return []
+
+    assert heard() == [], "nothing is loaded"
+    pulse.progress = lambda: done[0]
+    assert heard() == []
+    done[0] += 1
+    assert heard() == [Working()]
+    assert heard() == []
+    ours.close()
+    done[0] += 1
+    pulse.beat()
 
 
 def test_the_queue_is_counted_in_tokens_too() -> None:

@@ -94,6 +94,9 @@ class CpuBackend:
         self.num_threads: int = self._device.num_threads
         self.ops = CpuOps(self._device, _native.HeadShape)
 
+    def progress(self) -> int:
+        return self._device.progress
+
     def describe(self) -> str:
         threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
         return f"cpu, {self.isa}, {threads}, {self.compute_dtype}"
