@@ -46,5 +46,6 @@ def served_smollm2(smollm2_path: Path) -> Iterator[str]:
     try:
         yield server.wait_ready().url
         assert server.stop() == 0, "\n".join(server.lines)
+        server.assert_engine_lived()
     finally:
         server.kill()

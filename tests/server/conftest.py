@@ -25,3 +25,4 @@ def server(tiny_model: Path) -> Iterator[RunningServer]:
     running = RunningServer(tiny_model, "--served-model-name", "tiny", "--enable-prompt-tokens-details").wait_ready()
     yield running
     running.kill()
+    running.assert_engine_lived()

@@ -162,6 +162,11 @@ class RunningServer:
         while self.metric("octavo_kv_blocks", state="used") == 0:
             assert time.monotonic() < deadline, "no request has come as far as the engine"
 
+    def assert_engine_lived(self) -> None:
+        """Also one that was replaced in time for everybody has failed."""
+        for number, line in enumerate(self.lines):
+            assert "the engine stopped" not in line, "\n".join(self.lines[max(0, number - 60) : number + 1])
+
     def stop(self) -> int:
         """SIGTERM. Returns the exit status."""
         if self.process.poll() is None:
