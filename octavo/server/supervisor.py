@@ -39,7 +39,6 @@ from octavo.server.wire import (
     Shutdown,
     Step,
     ToEngine,
-    Working,
 )
 
 WATCH_INTERVAL = 1.0
@@ -179,11 +178,8 @@ class Supervisor:
     def _on_message(self, message: FromEngine) -> None:
         if isinstance(message, Step):
             self._on_step(message)
-        elif isinstance(message, Working):
-            self._on_sign_of_life()
         elif isinstance(message, PromptPiece):
             self._table.keep(message)
-            self._on_sign_of_life()
         elif isinstance(message, Ended):
             self._table.settle(message.request_id, message.metrics)
         elif isinstance(message, Refused):
@@ -192,12 +188,11 @@ class Supervisor:
             self._status.loading(message.phase, message.fraction)
         elif isinstance(message, Ready):
             self._on_engine_ready(message)
-        else:
+        elif isinstance(message, Fatal):
             self._fatal = message
-
-    def _on_sign_of_life(self) -> None:
-        self._note_queue()
-        self._status.heard(busy=len(self._table) > 0)
+        if self._status.engine_up:  # whatever it says is a sign of life
+            self._note_queue()
+            self._status.heard(busy=len(self._table) > 0)
 
     def _on_step(self, step: Step) -> None:
         for delta in step.deltas:
@@ -206,7 +201,6 @@ class Supervisor:
             self._status.steps.observe(step.seconds)
         if step.stats is not None:
             self._stats = step.stats
-        self._on_sign_of_life()
 
     def _on_refused(self, message: Refused) -> None:
         if message.internal:
@@ -214,7 +208,6 @@ class Supervisor:
         else:
             error = errors.from_parameter_error(ParameterError(message.message, param=message.param))
         self._table.refuse(message.request_id, error)
-        self._on_sign_of_life()
 
     def _on_engine_ready(self, ready: Ready) -> None:
         self._status.up()

@@ -15,8 +15,9 @@ def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSe
     model = write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
     running = RunningServer(model, "--served-model-name", "tiny", "--api-key", KEY).wait_ready()
     try:
+        engine = running.engine_pid()
         yield running
+        assert running.find_engine() == engine, "the engine that began is the one that ended"
         assert running.stop() == 0, "\n".join(running.lines[-20:])
-        running.assert_engine_lived()
     finally:
         running.kill()
