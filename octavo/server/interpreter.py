@@ -5,6 +5,8 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
+import traceback
 from pathlib import Path
 
 
@@ -21,11 +23,32 @@ def environment() -> dict[str, str]:
 
 
 TELL_STACKS = signal.SIGUSR1
+LAST_WORDS = signal.SIGUSR2
+"""For a process that is given up: also one whose interpreter is stuck answers, but it may die of it."""
 
 
 def tell_stacks() -> None:
-    """From now on this process writes the Python stacks of its threads to stderr: when it is sent ``TELL_STACKS``, also in the
-    middle of native code, and when it dies of a fault in that."""
-    if sys.__stderr__ is not None:
-        faulthandler.enable(sys.__stderr__)
-        faulthandler.register(TELL_STACKS, sys.__stderr__)
+    """From now on this process writes the Python stacks of its threads to stderr: when it is sent ``TELL_STACKS`` or
+    ``LAST_WORDS`` and when it dies of a fault in native code.
+
+    To be called before there is a second thread: ``TELL_STACKS`` must be blocked in all but the one that waits for it. That one
+    holds the interpreter's lock while it looks. A signal handler does not, and follows pointers that others change meanwhile.
+    """
+    if sys.__stderr__ is None:
+        return
+    faulthandler.enable(sys.__stderr__)
+    faulthandler.register(LAST_WORDS, sys.__stderr__)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [TELL_STACKS])
+    threading.Thread(target=_tell_stacks, daemon=True, name="tell-stacks").start()
+
+
+def _tell_stacks() -> None:
+    while True:
+        signal.sigwait([TELL_STACKS])
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        told = [
+            f"Thread {names.get(ident, hex(ident))}\n{''.join(traceback.format_stack(frame))}"
+            for ident, frame in sys._current_frames().items()
+            if ident != threading.get_ident()
+        ]
+        print("".join(told), end="", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from octavo.config import ConfigError, EngineConfig
+from octavo.server import interpreter
 from octavo.server.auth import Keyring
 from octavo.server.exit_codes import BAD_CONFIG, PORT_IN_USE
 from octavo.server.listen import PortError, bind
@@ -42,6 +43,7 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
         print(f"octavo: error: {error}", file=sys.stderr, flush=True)
         return BAD_CONFIG if isinstance(error, ConfigError) else PORT_IN_USE
 
+    interpreter.tell_stacks()
     # One thread starts all engine processes. It exists before this one lowers its priority, and children inherit from it.
     spawner = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="spawner")
     started = spawner.submit(start_engine, config, inject_faults=options.inject_faults)
@@ -52,10 +54,8 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
 
     import uvloop
 
-    from octavo.server import interpreter
     from octavo.server.lifecycle import Lifecycle
 
-    interpreter.tell_stacks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         served = Lifecycle(config, options, keys, usage_log, traces, sock=sock, process_start=process_start)
         status = runner.run(served.run(started, spawner))

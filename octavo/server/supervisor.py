@@ -237,7 +237,7 @@ class Supervisor:
         reason = f"no sign of life for {self._status.silence():.0f} s of work"
         doing = ", ".join(busiest_threads(engine.process.pid))
         self._fatal = Fatal(kind="engine", message=f"{reason}; its threads: {doing}" if doing else reason)
-        engine.process.send_signal(interpreter.TELL_STACKS)
+        engine.process.send_signal(interpreter.LAST_WORDS)
         await asyncio.sleep(_STACKS_SECONDS)
         engine.process.kill()
 

@@ -242,11 +242,13 @@ def test_a_stopped_engine_is_replaced(tiny_model: Path) -> None:
 
 
 def test_both_processes_tell_where_their_threads_are(tiny_model: Path) -> None:
-    """Asked by SIGUSR1; they go on serving. The watchdog asks an engine that it gives up."""
+    """Asked by SIGUSR1, at any time, whatever their threads do; they go on serving."""
     with running(tiny_model) as server:
         server.wait_ready()
         for pid, place in ((server.process.pid, "in run"), (server.engine_pid(), "in receive")):
-            os.kill(pid, signal.SIGUSR1)
+            for _ in range(100):
+                os.kill(pid, signal.SIGUSR1)
+                time.sleep(0.002)
             server.wait_line(place)
         assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).status_code == 200
         assert server.stop() == 0

@@ -245,7 +245,7 @@ def test_a_stuck_engine_is_replaced_like_a_crashed_one(monkeypatch: pytest.Monke
         with pytest.raises(ApiError) as told:
             await streaming.get()
         assert told.value.type == "engine_restarted" and stuck.process.killed
-        assert stuck.process.signals == [interpreter.TELL_STACKS], "what it was doing is told"
+        assert stuck.process.signals == [interpreter.LAST_WORDS], "what it was doing is told"
         await until(lambda: len(stage.engines) == 2)
         assert isinstance(await stage.engine.hear(), Load)
         stage.engine.say(READY)
