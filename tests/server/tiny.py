@@ -153,7 +153,7 @@ class RunningServer:
         """Waits until a line of the log has ``words``."""
         deadline = time.monotonic() + 20
         while not any(words in line for line in self.lines):
-            assert time.monotonic() < deadline, f"no line of the log has {words}"
+            assert time.monotonic() < deadline, "\n".join([f"no line of the log has {words}:", *self.lines])
             time.sleep(0.01)
 
     def wait_until_busy(self) -> None:
