@@ -20,6 +20,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.server import interpreter
 from tests.server.test_structured import MULTIPLE
 from tests.server.tiny import ROOT, RunningServer, write_tiny_llama
 
@@ -252,6 +253,13 @@ def test_both_processes_tell_where_their_threads_are(tiny_model: Path) -> None:
             server.wait_line(place)
         assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).status_code == 200
         assert server.stop() == 0
+
+
+def test_an_engine_that_is_given_up_tells_where_its_threads_are(tiny_model: Path) -> None:
+    with running(tiny_model) as server:
+        server.wait_ready()
+        os.kill(server.engine_pid(), interpreter.LAST_WORDS)
+        server.wait_line("in receive")
 
 
 def test_three_crashes_end_the_server(tiny_model: Path) -> None:
