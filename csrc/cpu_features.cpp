@@ -1,15 +1,14 @@
 #include "cpu_features.hpp"
 
-#include <csetjmp>
-#include <csignal>
 #include <iterator>
 #include <stdexcept>
 #include <utility>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
+
+#include "in_child.hpp"
 #endif
 
 namespace octavo {
@@ -85,23 +84,18 @@ bool request_tiles() {
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// Multiplies two tiles in a child process, where a fault hurts nobody: some hypervisors announce tiles that do not work.
+// Multiplies two tiles in a child process: some hypervisors announce tiles that do not work.
 bool probe_tiles() {
 #ifdef OCTAVO_HAVE_AMX
-    pid_t child = fork();
-    if (child == 0) {
-        std::signal(SIGILL, SIG_DFL);
-        std::signal(SIGSEGV, SIG_DFL);
+    return true_in_child([] {
         alignas(64) uint16_t x[32], weights[2 * kTileElements];
         alignas(64) float out[kColumnBlock] = {};
         for (uint16_t& value : x) value = 0x3F80; // 1.0
         for (uint16_t& value : weights) value = 0x3F80;
         LinearArgs args{x, 32, weights, nullptr, nullptr, out, 1, kColumnBlock, 32, kColumnBlock};
         amx_kernels()->linear_bf16(args, 0, 1, 0, 1);
-        _exit(out[0] == 32.0f && out[kColumnBlock - 1] == 32.0f ? 0 : 1);
-    }
-    int status = 1;
-    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+        return out[0] == 32.0f && out[kColumnBlock - 1] == 32.0f;
+    });
 #else
     return false;
 #endif

@@ -93,7 +93,7 @@ Array Device::read_matrix(nb::handle object, const char* name, Type& type) {
 }
 
 Size Device::rows_of(const Array& array) const {
-    return program_ ? program_->rows_of(array.data) : Size{array.shape[0], nullptr};
+    return program_ ? program_->rows_of(array) : Size{array.shape[0], nullptr};
 }
 
 Size Device::columns_of(const Array& array) const {

@@ -5,11 +5,10 @@
 #include "integer_weight.hpp"
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <csignal>
 #include <cstring>
+
+#include "in_child.hpp"
 #endif
 
 namespace octavo {
@@ -29,16 +28,12 @@ Vnni vnni() {
     return found;
 }
 
-// Multiplies 16 rows by a block of weights in a child process, where a fault hurts nobody: some hypervisors announce tiles that
-// do not work. That tiles may be used at all has been found by whoever chose the instruction set.
+// Multiplies 16 rows by a block of weights in a child process: some hypervisors announce tiles that do not work. That tiles may be used at all has been found by whoever chose the instruction set.
 bool probe_integer_tiles() {
 #ifdef OCTAVO_HAVE_INTEGER_AMX
     uint32_t a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 25 & 1)) return false;
-    const pid_t child = fork();
-    if (child == 0) {
-        std::signal(SIGILL, SIG_DFL);
-        std::signal(SIGSEGV, SIG_DFL);
+    return true_in_child([] {
         alignas(64) char weight[group_bytes(8)];
         alignas(64) float x[kManyRows * kGroup], out[kManyRows * kIntegerColumns];
         char records[kManyRows * record_bytes(8, 1)];
@@ -49,10 +44,8 @@ bool probe_integer_tiles() {
         integer_amx()->quantize({x, records, kManyRows, 1, 1, false, 8, 1}, 0, 1);
         integer_amx()->linear({records, weight, nullptr, nullptr, out, kManyRows, kIntegerColumns, 1, 1, 8, kIntegerColumns, 1}, 0, 1, 0, 1);
         constexpr float kExpected = 127.0f * kGroup;
-        _exit(out[0] == kExpected && out[kManyRows * kIntegerColumns - 1] == kExpected ? 0 : 1);
-    }
-    int status = 1;
-    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+        return out[0] == kExpected && out[kManyRows * kIntegerColumns - 1] == kExpected;
+    });
 #else
     return false;
 #endif

@@ -16,7 +16,7 @@ namespace octavo {
 
 namespace {
 
-constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr int64_t kPage = 4096, kHugePage = int64_t{2} << 20;
 constexpr int64_t kPopulated = int64_t{512} << 20; // of a KV cache in the background; what lies beyond is found as it is used
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
@@ -43,7 +43,7 @@ KVType kv_type(const std::string& dtype) {
 
 Region::Region(int64_t bytes) : bytes_(bytes) {
     bool huge = bytes >= kHugePage;
-    mapped_bytes_ = huge ? round_up(bytes, kHugePage) + kHugePage : round_up(bytes > 0 ? bytes : 1, 4096);
+    mapped_bytes_ = huge ? round_up(bytes, kHugePage) + kHugePage : round_up(bytes > 0 ? bytes : 1, kPage);
     mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped_ == MAP_FAILED) throw std::bad_alloc();
     int64_t start = reinterpret_cast<int64_t>(mapped_);
@@ -53,13 +53,10 @@ Region::Region(int64_t bytes) : bytes_(bytes) {
 #endif
 }
 
+// By touching one after the other. Asked for all of them at once (MADV_POPULATE_WRITE), the system keeps the map of the process's
+// memory to itself until it has them, and whoever else maps memory waits: for seconds, if this thread is put aside meanwhile.
 void Region::populate(int64_t begin, int64_t end) const {
-#ifdef MADV_POPULATE_WRITE
-    const int64_t start = reinterpret_cast<int64_t>(data_), first = (start + begin) / 4096 * 4096;
-    madvise(reinterpret_cast<void*>(first), start + std::min(end, bytes_) - first, MADV_POPULATE_WRITE);
-#else
-    static_cast<void>(begin), static_cast<void>(end);
-#endif
+    for (int64_t at = begin; at < std::min(end, bytes_); at += kPage) __atomic_fetch_or(data_ + at, 0, __ATOMIC_RELAXED);
 }
 
 Region::~Region() { munmap(mapped_, mapped_bytes_); }
@@ -94,7 +91,8 @@ KVBlocks::~KVBlocks() {
 // The first blocks of every layer, a huge page at a time.
 void KVBlocks::populate() {
     pthread_setname_np(pthread_self(), "octavo-pages"); // for who looks at the process
-    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 19); // of this thread: requests come first
+    // Of this thread, as requests come first; no lower, as systems before Linux 6.4 let it hold up who maps memory while a page is found.
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 10);
     const int64_t layer = num_blocks * layer_block_bytes(), most = std::min(layer, kPopulated / std::max<int64_t>(1, num_layers));
     for (int64_t begin = 0; begin < most; begin += kHugePage) {
         for (int64_t i = 0; i < num_layers && !stopping_; ++i) {

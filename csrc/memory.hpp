@@ -21,7 +21,7 @@ public:
     char* data() const { return data_; }
     int64_t bytes() const { return bytes_; }
     // Has the system find the pages of [begin, end) now rather than where they are first written. Contents stay as they are, and
-    // others may write meanwhile. Where the system cannot, nothing happens.
+    // others may write meanwhile.
     void populate(int64_t begin, int64_t end) const;
 
 private:

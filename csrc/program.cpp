@@ -38,10 +38,16 @@ void Program::keep(nb::handle object, const char* data) {
     if (!memory_->owns(data)) kept_.push_back(nb::borrow(object));
 }
 
-Size Program::rows_of(const char* data) const {
+Size Program::rows_at(const char* data) const {
     const auto found = rows_.find(data);
     if (found == rows_.end()) throw std::invalid_argument("an array is neither an input nor a result of the program being recorded");
     return found->second;
+}
+
+Size Program::rows_of(const Array& array) const {
+    const Size rows = rows_at(array.data);
+    if (array.shape[0] != rows.capacity) throw std::invalid_argument("an array of the program being recorded must have the shape it was made with");
+    return rows;
 }
 
 Size Program::columns_of(const char* data) const {
@@ -110,7 +116,7 @@ void Program::run(ThreadPool& pool) {
 }
 
 nb::object Program::trimmed(nb::handle result) const {
-    return result[nb::slice(nb::int_(0), nb::int_(rows_of(arrays_.data_of(result)).now()), nb::none())];
+    return result[nb::slice(nb::int_(0), nb::int_(rows_at(arrays_.data_of(result)).now()), nb::none())];
 }
 
 } // namespace octavo

@@ -77,8 +77,8 @@ public:
     void append(std::function<void()> op, bool in_lanes) { ops_.push_back({std::move(op), in_lanes}); }
     // Keeps what is not the program's own alive as long as the program.
     void keep(nb::handle object, const char* data);
-    // Says how many rows the array at `data` has. Throws std::invalid_argument where it is no input or result of the program.
-    Size rows_of(const char* data) const;
+    // Says how many rows an array has. Throws std::invalid_argument where it is no input or result of the program, as it was made.
+    Size rows_of(const Array& array) const;
     Size columns_of(const char* data) const;
     void set_rows(const char* data, Size rows) { rows_[data] = rows; }
 
@@ -108,6 +108,7 @@ private:
     };
 
     const int64_t* rows_of_group(int group) const;
+    Size rows_at(const char* data) const;
 
     const Arrays& arrays_;
     std::shared_ptr<ResultMemory> memory_;

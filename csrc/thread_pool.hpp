@@ -114,7 +114,8 @@ private:
     // Pauses, a hundred microseconds or less, and some milliseconds.
     static constexpr int kPatience = 2000, kMostPatience = 64 * kPatience;
     std::atomic<int> patience_{kPatience}; // grows where fetching is in vain, as when all cores have other programs
-    std::atomic<bool> fetching_{false};
+    // One trade at a time in the process: who looked at a thread's cores while another pool moves it would put back those of the moment.
+    static inline std::atomic<bool> fetching_{false};
     std::vector<Duty> duties_; // [0]: of the thread that runs a task; else of that with this number in an op
     std::vector<std::thread> workers_;
     bool started_ = false;          // for the caller

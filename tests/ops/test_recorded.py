@@ -262,9 +262,12 @@ def test_what_cannot_be_recorded_is_refused() -> None:
     weight = backend.weight(Dense(normal(1, 8, 8)))
     backend._device.begin_recording(program)
     try:
-        backend.ops.embedding(ids, weight)
+        rows = np.asarray(backend.ops.embedding(ids, weight))
         with pytest.raises(ValueError, match="neither an input nor a result"):
             backend.ops.embedding(np.zeros(4, np.int32), weight)
+        for view in (rows.reshape(2, 16), rows.reshape(8, 4), rows[:2]):  # replays would compute as many rows as there were
+            with pytest.raises(ValueError, match="shape it was made with"):
+                backend.ops.rms_norm(view, np.ones(view.shape[1], np.float32), eps=1e-5)
         with pytest.raises(ValueError, match="cannot be recorded"):
             backend.ops.top_logprobs(normal(1, 1, 8), np.zeros(1, np.int32), 0)
         with pytest.raises(ValueError, match="still being recorded"):
