@@ -4,11 +4,14 @@ A leaf: imports nothing of octavo and reads no file. Command-line flags and envi
 fields here, so a default is written in one place.
 """
 
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+T = TypeVar("T")
 Dtype = Literal["auto", "bfloat16", "float32", "half", "float16", "float"]
 Quantization = Literal["auto", "none", "stored", "int8", "int4"]
 KVCacheDtype = Literal["auto", "bfloat16", "float32", "int8"]
@@ -21,6 +24,17 @@ Fraction = Annotated[float, Meta(gt=0, le=1)]
 
 class ConfigError(ValueError):
     """The configuration cannot work. The message is one line and says what to change."""
+
+
+def configured(struct: type[T], values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> T:
+    """``values`` as a configuration of that type, checked. Raises ``ConfigError``, naming the field, or what ``places`` calls
+    it."""
+    try:
+        return msgspec.convert(values, struct)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$.")
+        name = re.split(r"[.\[`]", path)[0]
+        raise ConfigError(f"{(places or {}).get(name, name)}: {what[:1].lower()}{what[1:].replace('`', '')}") from None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +89,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     kv_cache_memory_bytes: Annotated[Positive | None, Meta(description="exact size of the KV cache in bytes")] = None
     num_gpu_blocks_override: Annotated[Positive | None, Meta(description="exact number of device blocks")] = None
-    swap_space: Annotated[float, Meta(ge=0, description="GiB of host memory for swapped-out blocks")] = 1.0
+    swap_space: Annotated[float, Meta(ge=0, le=2**14, description="GiB of host memory for swapped-out blocks")] = 1.0
     preemption_mode: Annotated[PreemptionMode, Meta(description="what happens to a group when blocks run out")] = "auto"
     scheduling_policy: Annotated[SchedulingPolicy, Meta(description="order of the queue; fair: API keys take turns")] = "fcfs"
     async_scheduling: Annotated[bool, Meta(description="plan the next step while the current one is computed")] = True
@@ -89,7 +103,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "ngram"
     spec_tokens: Annotated[int, Meta(ge=1, le=16, description="most of them in a step")] = 8
     max_logprobs: Annotated[int, Meta(ge=0, le=20, description="most log-probabilities a request may ask for")] = 20
-    seed: Annotated[int, Meta(description="of requests that bring none, when run offline; of dummy weights")] = 0
+    seed: Annotated[
+        int, Meta(ge=-(2**63), le=2**63 - 1, description="of requests that bring none, when run offline; of dummy weights")
+    ] = 0
     backend: Annotated[Literal["cpu", "reference"], Meta(description="where ops run")] = "cpu"
     isa: Annotated[
         Literal["auto", "generic", "avx2", "avx512", "avx512_bf16", "amx"],

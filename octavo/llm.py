@@ -3,6 +3,7 @@
 Owns the tokenizer and the engine; turns prompts into requests and deltas into ``RequestOutput``. Not thread-safe.
 """
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.build import load, open_frontend, pin_prefixes
-from octavo.config import ConfigError, EngineConfig
+from octavo.config import ConfigError, EngineConfig, configured
 from octavo.detokenizer import TextStream
 from octavo.outputs import (
     BeamSearchOutput,
@@ -84,16 +85,22 @@ class _Pending:
             outputs=[branch.output for branch in self.branches],
             finished=False,
         )
+        self._unread = ""
 
     @property
     def finished(self) -> bool:
         return self.result.finished
 
-    def take(self, delta: TokenDelta) -> str:
+    def read(self) -> str:
+        """Text that has come since the last call, of whichever branch."""
+        text, self._unread = self._unread, ""
+        return text
+
+    def take(self, delta: TokenDelta) -> None:
         branch = self.branches[delta.branch]
         if branch.output.finish_reason is not None:
-            return ""
-        text = branch.take(delta)
+            return
+        self._unread += branch.take(delta)
         if delta.prompt_logprobs is not None:
             entries = [_as_dict(entry, self._tokenizer, named=False) for entry in delta.prompt_logprobs]
             self.result.prompt_logprobs = [None, *entries]
@@ -102,7 +109,6 @@ class _Pending:
         output = branch.output
         if output.finish_reason is not None and all(each.output.finish_reason is not None for each in self.branches):
             self._finish()
-        return text
 
     def _finish(self) -> None:
         """All branches are complete: of those drawn the best are returned."""
@@ -136,7 +142,7 @@ class LLM:
         ConfigError: the configuration cannot work, in one line that says what to change.
     """
 
-    def __init__(self, model: str, *, reasoning_parser: str | None = None, **config: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str], *, reasoning_parser: str | None = None, **config: Any) -> None:
         if reasoning_parser is not None and reasoning_parser not in STYLES:
             raise ConfigError(f"reasoning_parser must be one of {', '.join(sorted(STYLES))}, got {reasoning_parser!r}")
         self._style = None if reasoning_parser is None else STYLES[reasoning_parser]
@@ -146,7 +152,10 @@ class LLM:
                 raise ConfigError(f"LLM has no argument {name!r}; it has: {', '.join(sorted(known))}")
         if isinstance(config.get("pin_prefix"), str):
             config["pin_prefix"] = (config["pin_prefix"],)
-        self.config = EngineConfig(model=model, **config)
+        if config.get("max_model_len") in (-1, "auto"):
+            config["max_model_len"] = None
+        given = {"model": model, **config}
+        self.config = configured(EngineConfig, {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in given.items()})
         frontend = open_frontend(self.config)
         prefixes = read_prefixes(self.config.pin_prefix, frontend.tokenizer)
         loaded = load(self.config)
@@ -158,6 +167,7 @@ class LLM:
         self._tokenizer: Tokenizer = frontend.tokenizer
         self._model_config = loaded.model_config
         self._request_ids = count()
+        self._pending: dict[str, _Pending] = {}
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -188,18 +198,15 @@ class LLM:
         params = self._params_for(listed, sampling_params)
         if priority is not None and len(priority) != len(listed):
             raise ParameterError(f"{len(listed)} prompts, but {len(priority)} priorities", param="priority")
-        pending: dict[str, _Pending] = {}
+        items: list[_Pending] = []
         try:
             for index, (prompt, one) in enumerate(zip(listed, params, strict=True)):
-                item = self._enqueue(prompt, one, seed_index=index, priority=priority[index] if priority else 0)
-                pending[item.request.id] = item
-            for _ in self._run(pending, use_tqdm=use_tqdm):
-                pass
-        except BaseException:
-            for request_id in pending:
-                self._engine.abort(request_id)
-            raise
-        return [item.result for item in pending.values()]
+                items.append(self._enqueue(prompt, one, seed_index=index, priority=priority[index] if priority else 0))
+            self._finish(items, use_tqdm=use_tqdm)
+        finally:
+            for item in items:
+                self._drop(item)
+        return [item.result for item in items]
 
     def chat(
         self,
@@ -234,9 +241,15 @@ class LLM:
         params = sampling_params or self.get_default_sampling_params()
         item = self._enqueue({"prompt": text, "prompt_token_ids": ids}, params, seed_index=0, priority=0)
         try:
-            yield from self._run({item.request.id: item}, use_tqdm=False)
+            while True:
+                if text := item.read():
+                    yield text
+                elif item.finished:
+                    return
+                else:
+                    self._step()
         finally:
-            self._engine.abort(item.request.id)
+            self._drop(item)
 
     def beam_search(
         self,
@@ -327,7 +340,8 @@ class LLM:
             bad_words_token_ids=self._tokenizer.bad_words_ids(params.bad_words or ()),
         )
         self._engine.add(request)
-        return _Pending(request, text, self._tokenizer)
+        item = self._pending[request.id] = _Pending(request, text, self._tokenizer)
+        return item
 
     def _thinking(self, ids: list[int], params: SamplingParams) -> Thinking | None:
         """How an output that is confined reasons first, if it may."""
@@ -386,24 +400,39 @@ class LLM:
             raise ParameterError(f"{len(prompts)} prompts, but {len(given)} sampling parameters", param="sampling_params")
         return list(given)
 
-    def _run(self, pending: dict[str, _Pending], *, use_tqdm: bool) -> Iterator[str]:
-        """Step until all of ``pending`` are finished; yields new text, of whichever request."""
-        bar = _ProgressBar(pending) if use_tqdm else None
-        while not all(item.finished for item in pending.values()):
-            for delta in self._engine.step():
-                item = pending.get(delta.request_id)
-                if item is None:
-                    continue
-                text = item.take(delta)
-                output = item.branches[delta.branch].output
-                if output.finish_reason is not None and delta.finish_reason is None:  # a stop string: the engine cannot know
-                    item.result.metrics = self._engine.abort(delta.request_id, delta.branch) or item.result.metrics
-                if bar is not None:
-                    bar.update(delta, item)
-                if text:
-                    yield text
+    def _finish(self, items: list[_Pending], *, use_tqdm: bool) -> None:
+        """Step until all of them are finished."""
+        bar = _ProgressBar(len(items)) if use_tqdm else None
+        left = {item.request.id for item in items}
+        while left:
+            for delta, item in self._step():
+                if delta.request_id in left:
+                    if item.finished:
+                        left.remove(delta.request_id)
+                    if bar is not None:
+                        bar.update(delta, item)
         if bar is not None:
             bar.close()
+
+    def _step(self) -> list[tuple[TokenDelta, _Pending]]:
+        """What a step has brought, and for whom: streams may be under way beside whatever else is asked."""
+        found = []
+        for delta in self._engine.step():
+            item = self._pending.get(delta.request_id)
+            if item is None or item.finished:
+                continue
+            item.take(delta)
+            output = item.branches[delta.branch].output
+            if output.finish_reason is not None and delta.finish_reason is None:  # a stop string: the engine cannot know
+                item.result.metrics = self._engine.abort(delta.request_id, delta.branch) or item.result.metrics
+            found.append((delta, item))
+        return found
+
+    def _drop(self, item: _Pending) -> None:
+        """Forget a request, finished or not."""
+        if not item.finished:
+            self._engine.abort(item.request.id)
+        del self._pending[item.request.id]
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -419,18 +448,16 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 class _ProgressBar:
     """Finished requests, and the speed of input and output so far."""
 
-    def __init__(self, pending: dict[str, _Pending]) -> None:
+    def __init__(self, num_prompts: int) -> None:
         from tqdm import tqdm
 
-        self._bar = tqdm(total=len(pending), desc="Processed prompts", unit="req", dynamic_ncols=True)
+        self._bar = tqdm(total=num_prompts, desc="Processed prompts", unit="req", dynamic_ncols=True)
         self._start = time.monotonic()
         self._input = self._output = 0
-        self._counted: set[str] = set()
 
     def update(self, delta: TokenDelta, item: _Pending) -> None:
         self._output += len(delta.token_ids)
-        if item.finished and delta.request_id not in self._counted:
-            self._counted.add(delta.request_id)
+        if item.finished:
             self._input += len(item.request.prompt_token_ids)
             seconds = max(time.monotonic() - self._start, 1e-9)
             speed = f"input {self._input / seconds:.1f} tokens/s, output {self._output / seconds:.1f} tokens/s"

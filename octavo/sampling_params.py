@@ -14,10 +14,12 @@ MAX_N = 128
 MAX_BEAM_WIDTH = 16
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_PATTERN_SIZE = 4096
+MIN_REPETITION_PENALTY = 1e-6
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 MAX_TAG_DEPTH = 48
@@ -250,12 +252,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_branches()
         _in_range("temperature", self.temperature, 0.0, 2.0)
         _require(math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0, "top_p must be in (0, 1]", "top_p", self.top_p)
-        _require(self.top_k >= 0, "top_k must be 0 or -1 (disable), or at least 1", "top_k", self.top_k)
+        _require(0 <= self.top_k < 2**31, "top_k must be 0 or -1 (disable), or at least 1", "top_k", self.top_k)
         _in_range("min_p", self.min_p, 0.0, 1.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        ok = math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0
-        _require(ok, "repetition_penalty must be greater than zero", "repetition_penalty", self.repetition_penalty)
+        ok = math.isfinite(self.repetition_penalty) and self.repetition_penalty >= MIN_REPETITION_PENALTY
+        message = f"repetition_penalty must be greater than zero, and at least {MIN_REPETITION_PENALTY:g}"
+        _require(ok, message, "repetition_penalty", self.repetition_penalty)
         _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed must fit in 64 bits", "seed", self.seed)
         longest = self.max_tokens
         _require(longest is None or longest >= 1, "max_tokens must be at least 1", "max_tokens", longest)
@@ -282,13 +285,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _require(not self.stop, "stop strings cannot be combined with beam search: use stop_token_ids", "stop", self.stop)
 
     def _normalize(self) -> None:
-        """Lists become tuples and aliases of "off" become one value, so that equal requests compare equal."""
-        for name in ("stop_token_ids", "allowed_token_ids", "bad_words"):
-            value = getattr(self, name)
-            if value is not None:
-                msgspec.structs.force_setattr(self, name, tuple(value) or None)
-        if self.logprob_token_ids is not None:
-            msgspec.structs.force_setattr(self, "logprob_token_ids", tuple(dict.fromkeys(self.logprob_token_ids)) or None)
+        """Lists become tuples, in which token ids stand once, and aliases of "off" one value, so that equal requests compare
+        equal."""
+        allowed = self.allowed_token_ids
+        _require(allowed is None or len(allowed) > 0, "allowed_token_ids must not be empty", "allowed_token_ids", allowed)
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+            if (ids := getattr(self, name)) is not None:
+                msgspec.structs.force_setattr(self, name, tuple(dict.fromkeys(ids)) or None)
+        if self.bad_words is not None:
+            msgspec.structs.force_setattr(self, "bad_words", tuple(self.bad_words) or None)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         msgspec.structs.force_setattr(self, "stop", stop or None)
         if self.top_k == -1:
@@ -315,8 +320,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         words = self.bad_words or ()
         _require(len(words) <= MAX_BAD_WORDS, f"bad_words must have at most {MAX_BAD_WORDS} entries", "bad_words", len(words))
         _require("" not in words, "bad_words cannot contain an empty string", "bad_words", "")
-        name, num = "logprob_token_ids", len(self.logprob_token_ids or ())
-        _require(num <= MAX_LOGPROB_TOKEN_IDS, f"{name} must have at most {MAX_LOGPROB_TOKEN_IDS} token ids", name, num)
+        for name, most in (("logprob_token_ids", MAX_LOGPROB_TOKEN_IDS), ("stop_token_ids", MAX_STOP_TOKEN_IDS)):
+            num = len(getattr(self, name) or ())
+            _require(num <= most, f"{name} must have at most {most} token ids", name, num)
         for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             lowest = min(getattr(self, name) or (0,))
             _require(lowest >= 0, f"{name} must not be negative", name, lowest)
@@ -358,9 +364,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def plain_greedy(self) -> bool:
-        """Whether every draw is the argmax of the logits as the model made them, or of those that a grammar allows."""
-        shifted = self.logit_bias or self.allowed_token_ids is not None or self.min_tokens
-        return self.greedy and self.beam is None and not shifted and not self.needs_history
+        """Whether every draw is the argmax of the logits as the model made them, or of those that are allowed."""
+        return self.greedy and self.beam is None and not self.logit_bias and not self.min_tokens and not self.needs_history
 
     @property
     def has_penalties(self) -> bool:

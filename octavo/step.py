@@ -22,7 +22,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``history`` (int32[*], all tokens before the draw) and ``prompt_len`` are there only for parameters that need them.
     ``num_prompt_logprobs`` asks for the log-probabilities of ``prompt_targets``, the tokens that follow the computed ones.
     ``num_candidates``, of a beam, asks for that many likely next tokens in the place of a draw. ``token_mask``, uint8[*] with a
-    bit for each token id, lowest first, is what a grammar allows to be drawn.
+    bit for each token id, lowest first, is what the request and its grammar allow to be drawn.
     """
 
     seq_id: int

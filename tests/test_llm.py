@@ -1,6 +1,8 @@
 """``LLM`` on the demo model: what a program that uses it relies on."""
 
 from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,26 @@ def test_chat_uses_the_template(llm: LLM) -> None:
     assert len(llm.chat([question, question], GREEDY, use_tqdm=False)) == 2
 
 
+def test_streams_may_be_interleaved_with_anything(llm: LLM) -> None:
+    def stream(question: str) -> Iterator[str]:
+        return llm.stream_chat([{"role": "user", "content": question}], GREEDY)
+
+    alone = ["".join(stream(question)) for question in ("What is a block?", "Name a city.")]
+    first, second = stream("What is a block?"), stream("Name a city.")
+    pieces = [[next(first)], [next(second)]]
+    for _ in range(3):
+        pieces[0].extend(islice(first, 1))
+        pieces[1].extend(islice(second, 2))
+    generated = llm.generate("Hello", GREEDY, use_tqdm=False)
+    pieces[0].extend(first)
+    pieces[1].extend(second)
+    assert ["".join(mine) for mine in pieces] == alone
+    assert texts(generated) == texts(llm.generate("Hello", GREEDY, use_tqdm=False))
+    with closing(llm.stream_chat([{"role": "user", "content": "Name a city."}], GREEDY)) as left:  # type: ignore[type-var]
+        next(left)
+    assert llm._pending == {}
+
+
 def test_the_progress_bar_tells_tokens_per_second(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
     llm.generate(["a", "b"], GREEDY)
     assert "tokens/s" in capfd.readouterr().err
@@ -202,12 +224,24 @@ def test_what_can_never_fit_is_refused_with_the_numbers(smollm2_path: Path) -> N
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 128}, "--max-model-len"),
         ({"nonsense": 1}, "nonsense"),
         ({"num_threads": 100_000}, "threads"),
+        ({"quantization": "int5"}, "quantization: invalid enum value 'int5'"),
+        ({"max_model_len": 0}, "max_model_len: expected int >= 1"),
+        ({"swap_space": -1}, "swap_space: expected float >= 0"),
+        ({"seed": None}, "seed: expected int, got null"),
+        ({"kv_cache_memory_bytes": "1G"}, "kv_cache_memory_bytes: expected int | null, got str"),
     ],
 )
 def test_what_cannot_work_is_said_in_one_line(smollm2_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         LLM(model="smollm2", **changes)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_models_own_length_and_paths(smollm2_path: Path) -> None:
+    for length in ("auto", -1):
+        llm = LLM(smollm2_path, max_model_len=length, num_gpu_blocks_override=512)
+        assert llm.max_model_len == 8192
+        llm.shutdown()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

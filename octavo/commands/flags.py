@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import msgspec
 
 from octavo.commands import USAGE_ERROR
-from octavo.config import ConfigError
+from octavo.config import ConfigError, configured
 
 T = TypeVar("T")
 PREFIX = "OCTAVO_"
@@ -177,10 +177,7 @@ def configure(struct: type[T], arguments: argparse.Namespace, environment: Mappi
     missing = [f for f in fields_of(struct) if f.default is msgspec.NODEFAULT and f.name not in values]
     if missing:
         raise ConfigError(f"say which {missing[0].name.replace('_', ' ')} ({missing[0].help})")
-    try:
-        return msgspec.convert(values, struct)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(error, places)) from None
+    return configured(struct, values, places)
 
 
 def _value(field: Field, given: Any, place: str) -> Any:
@@ -220,13 +217,6 @@ def _boolean(text: str) -> bool:
     if lowered not in (*_TRUE, *_FALSE):
         raise ValueError(text)
     return lowered in _TRUE
-
-
-def _explain(error: msgspec.ValidationError, places: Mapping[str, str]) -> str:
-    """The flag or variable that the error's path names, and what it should have been."""
-    what, _, path = str(error).partition(" - at `$.")
-    name = re.split(r"[.\[`]", path)[0]
-    return f"{places.get(name, name)}: {what[:1].lower()}{what[1:].replace('`', '')}"
 
 
 def warn_of_unknown(environment: Mapping[str, str], *structs: type[Any]) -> None:

@@ -88,8 +88,9 @@ class BeamSearchState:
 
     @property
     def num_candidates(self) -> int:
-        """How many continuations compete in a round: enough for ``width`` to go on though every stop token is among them."""
-        return max(2, 1 + self.ends.num_tokens) * self.params.width
+        """How many continuations of a beam compete in a round: enough for ``width`` of all to go on though every stop token is
+        among its own."""
+        return self.ends.num_tokens + self.params.width
 
     def advance(self, candidates: Sequence[Candidates]) -> list[Survivor]:
         """Play one round; returns the next running beams, best first: none when the search is ``done``.
@@ -129,7 +130,7 @@ class BeamSearchState:
             for choice, logprob in enumerate(found.logprobs)
         ]
         everything.sort(key=lambda one: -one[0])
-        return everything[: self.num_candidates]
+        return everything
 
     def _can_improve(self) -> bool:
         """Whether going on could change the finished beams, by the rule that the request chose."""

@@ -143,7 +143,8 @@ def rebuild_from(group: SequenceGroup, seq: Sequence) -> tuple[Sequence, int] | 
     best: tuple[Sequence, int] | None = None
     for sibling in group.live:
         if sibling is not seq and sibling.blocks:
-            shared = _common_prefix(sibling.token_ids, seq.token_ids, len(seq.token_ids) - 1)
+            shared = _common_prefix(sibling.token_ids, seq.token_ids, seq.prompt_len)
+            shared = min(shared, len(seq.token_ids) - 1)
             if best is None or shared > best[1]:
                 best = (sibling, shared)
     if best is None or best[0].num_computed < best[1]:
@@ -151,6 +152,7 @@ def rebuild_from(group: SequenceGroup, seq: Sequence) -> tuple[Sequence, int] | 
     return best
 
 
-def _common_prefix(a: list[int], b: list[int], limit: int) -> int:
-    limit = min(limit, len(a), len(b))
-    return next((i for i in range(limit) if a[i] != b[i]), limit)
+def _common_prefix(a: list[int], b: list[int], known: int) -> int:
+    """How many tokens two lists have in common, at their beginning, that have so many."""
+    limit = min(len(a), len(b))
+    return next((i for i in range(known, limit) if a[i] != b[i]), limit)

@@ -65,7 +65,12 @@ class Engine:
                 raise EngineStuckError("no sequence can be scheduled and none is in flight")
             return []
         plan, future = self._in_flight.popleft()
-        return self.scheduler.commit(plan, future.result())
+        try:
+            output = future.result()
+        except BaseException:
+            self.scheduler.forget(plan)
+            raise
+        return self.scheduler.commit(plan, output)
 
     def pin_prefix(self, token_ids: Sequence[int], *, cache_scope: str = "") -> int:
         """Compute a prefix and keep its full blocks in the device pool; returns how many tokens they hold. Nothing else may be

@@ -20,6 +20,22 @@ SLOW_MASK_SECONDS = 0.02
 """The same where everybody's are slow: a step costs no less for the few that would have theirs."""
 
 
+def mask_of(token_ids: Sequence[int]) -> np.ndarray:
+    """uint8[*], a bit for every token id, lowest first: 1 for these. What is beyond its end is 0."""
+    bits = np.zeros(max(token_ids, default=-1) + 1, np.uint8)
+    bits[np.asarray(token_ids, np.int64)] = 1
+    return np.packbits(bits, bitorder="little")
+
+
+def both(mask: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
+    """What two masks allow; None allows everything."""
+    if mask is None or other is None:
+        return other if mask is None else mask
+    shared = min(len(mask), len(other))
+    allowed: np.ndarray = mask[:shared] & other[:shared]
+    return allowed
+
+
 class Grammar(Protocol):
     """Where one sequence stands in its grammar."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from octavo.engine import decoding
 from octavo.engine.counters import Counters
 from octavo.engine.decoding import Planned
+from octavo.engine.grammar import both
 from octavo.engine.sequence import Sequence, SequenceGroup
 from octavo.engine.speculation import Speculation
 from octavo.engine.step_budget import StepBudget
@@ -160,10 +161,10 @@ class Planner:
             num_prompt_logprobs=params.prompt_logprobs if prompt_targets else None,
             prompt_targets=prompt_targets,
             num_candidates=group.search.num_candidates if group.search and targets else 0,
-            token_mask=_mask_of(targets[0]) if targets else None,
+            token_mask=both(group.allowed, _mask_of(targets[0])) if targets else None,
         )
 
 
 def _mask_of(seq: Sequence) -> Any:
-    """What may be drawn next; None is everything."""
+    """What its grammar allows to be drawn next; None is everything."""
     return None if seq.grammar is None or seq.grammar.is_open else seq.grammar.mask

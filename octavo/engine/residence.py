@@ -130,6 +130,16 @@ class Residence:
         """Let it run, if ``slack`` blocks remain and, where prompts are not split, ``budget`` tokens suffice."""
         return self._resume(group, slack) if group.status is GroupStatus.SWAPPED else self._admit(group, budget, slack)
 
+    def blocks_of_siblings(self, group: SequenceGroup) -> int:
+        """What the branches that a preempted group has beside its first will take: it comes back when all of them fit, or they
+        would be computed only to yield again."""
+        if not group.forked:
+            return 0
+        live = group.live
+        first, longest = live[0], max(len(seq.token_ids) for seq in live)
+        needed = self._kv.blocks_needed(prompt_len=first.prompt_len, max_len=longest + 1, num_sequences=len(live))
+        return needed - self._kv.num_blocks_for(len(first.token_ids))
+
     def slack(self, running: list[Sequence]) -> int:
         """Free blocks to leave for what already runs. None when nothing does: an empty device refuses nobody."""
         if not running:
@@ -157,7 +167,7 @@ class Residence:
         if not wants_logits:
             self._kv.match_prefix(first)
         lacking = len(first.token_ids) - first.num_computed
-        fits = self._kv.fits([(first, lacking)], spare=slack)
+        fits = self._kv.fits([(first, lacking)], spare=slack + self.blocks_of_siblings(group))
         if not fits or (lacking > budget and not self._config.enable_chunked_prefill):
             self._kv.free(first)
             first.num_computed = 0

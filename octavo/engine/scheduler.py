@@ -142,13 +142,15 @@ class Scheduler:
         return self._grammars.compile(form, ends=ends, thinking=request.thinking, budget=budget)
 
     def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None:
-        """End a request, or one branch of it, at once; unknown ids are ignored. No delta is sent for what is aborted.
+        """End a request, or one branch of it, at once; unknown ones are ignored. No delta is sent for what is aborted.
         Returns the request's metrics if nothing of it is left."""
         return self._batching.abort(request_id, branch, self._abort(request_id, branch))
 
     def _abort(self, request_id: str, branch: int | None) -> RequestMetrics | None:
         group = self._groups.get(request_id)
         if group is None:
+            return None
+        if branch is not None and not 0 <= branch < group.num_branches:
             return None
         apart = group.forked and group.search is None and group.num_branches == group.num_sequences
         if branch is not None and not apart:
@@ -235,6 +237,7 @@ class Scheduler:
         for group in islice(residence.waiting, LOOK_AHEAD):
             rows -= group.width
             demand.append((group.live[0], len(group.live[0].token_ids)))
+            slack += residence.blocks_of_siblings(group)
             if rows < 0 or not budget.wants_more or not self.kv.fits(demand, spare=slack):
                 break
             budget.expect(demand[-1][1])
@@ -299,14 +302,20 @@ class Scheduler:
         deltas = self._results.take(self._planned.pop(plan.step_id), output, now)
         return self._batching.deliver(deltas, idle=not self._residence.running, now=now)
 
+    def forget(self, plan: SchedulerOutput) -> None:
+        """The results of a plan will not come; the requests that it is of are to be aborted."""
+        self._planned.pop(plan.step_id, None)
+
     # ---------------------------------------------------------------------------------------------------------- statistics
 
     def kv_slots(self) -> KVSlots:
         """What the KV cache's slots hold at this moment. Free ones are in demand while a group is swapped out, or while the
         next that waits does not fit (what it may find in the prefix cache is not looked up)."""
         residence, running = self._residence, self._residence.running_sequences
-        waiting = [(seq, len(seq.token_ids)) for group in residence.waiting[:1] for seq in group.live[:1]]
-        short = bool(residence.swapped) or (bool(waiting) and not self.kv.fits(waiting, spare=residence.slack(running)))
+        short = bool(residence.swapped)
+        for group in residence.waiting[:1]:
+            first, spare = group.live[0], residence.slack(running) + residence.blocks_of_siblings(group)
+            short = short or not self.kv.fits([(first, len(first.token_ids))], spare=spare)
         return self.kv.slots(running, short=short)
 
     def blocks_of_requests(self) -> Iterator[tuple[str, int, int]]:

@@ -11,7 +11,7 @@ from enum import Enum
 import numpy as np
 
 from octavo.engine.beam import BeamSearchState
-from octavo.engine.grammar import Grammar
+from octavo.engine.grammar import Grammar, mask_of
 from octavo.engine.guesses import Guesses
 from octavo.engine.repetition import RepetitionWatch
 from octavo.memory.block_pool import Block
@@ -116,7 +116,8 @@ class SequenceGroup:
     ``turn`` is where a policy has put the group in its order.
     With ``search``, ``sequences`` are its running beams in their order, ``candidates`` what this round has brought so far by
     sequence id, and the branches are the beams that will be returned. ``compiling`` will be the first sequence's grammar.
-    ``needs_host``, ``needs_history`` and ``num_logprobs`` (of draws) follow from the parameters, which are asked in every step.
+    The fields from ``allowed`` on follow from the parameters, which are asked in every step: what they allow to be drawn, as a
+    grammar's mask (None is everything), and ``num_logprobs`` of draws.
     """
 
     request: Request
@@ -138,12 +139,16 @@ class SequenceGroup:
     search: BeamSearchState | None = None
     candidates: dict[int, Candidates] = field(default_factory=dict)
     compiling: Future[Grammar] | None = None
+    allowed: np.ndarray | None = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
     needs_host: bool = field(init=False)
     needs_history: bool = field(init=False)
     num_logprobs: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         params = self.params
+        self.allowed = None if params.allowed_token_ids is None else mask_of(params.allowed_token_ids)
+        self.stop_token_ids = frozenset(params.stop_token_ids or ())
         self.needs_host, self.needs_history = params.needs_host, params.needs_history
         self.num_logprobs = 0 if params.selects and params.num_logprobs is None else params.num_logprobs
 

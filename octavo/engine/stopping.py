@@ -25,7 +25,7 @@ def finish_reason(
     if may_stop:
         if not params.ignore_eos and token in eos_token_ids:
             return "stop", None
-        if params.stop_token_ids and token in params.stop_token_ids:
+        if token in group.stop_token_ids:
             return "stop", token
     if num_tokens >= group.max_tokens_total:
         return "length", None

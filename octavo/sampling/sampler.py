@@ -12,7 +12,6 @@ from itertools import compress
 import numpy as np
 
 from octavo.backends.base import Array, Backend
-from octavo.sampling.allowed_tokens import AllowedTokens
 from octavo.sampling.bad_words import BadWords
 from octavo.sampling.candidates import CandidateFinder, CandidateRow
 from octavo.sampling.logit_bias import LogitBias
@@ -34,7 +33,7 @@ def features_in_order(eos_token_ids: tuple[int, ...]) -> tuple[Feature, ...]:
     """The order of vLLM: what is impossible, then what is shifted, then what is damped; temperature and the rest follow.
     ``TokenMask``, which comes before them, and penalties, which follow them, are part of a draw. What a mask removes no other
     brings back."""
-    return AllowedTokens(), BadWords(), MinTokens(eos_token_ids), LogitBias()
+    return BadWords(), MinTokens(eos_token_ids), LogitBias()
 
 
 class Sampler:

@@ -1,4 +1,4 @@
-"""``token_mask``: only the tokens that a grammar allows.
+"""``token_mask``: only the tokens that the request and its grammar allow.
 
 A draw takes it as it is, in words. Candidates of beams are found on the host: there it is added to the logits eight at a time
 from a table of 256 rows, 0 where the bit is set, minus infinity where it is not.

@@ -293,7 +293,7 @@ def _wants_argmax(seq: ScheduledSequence) -> bool:
 
 
 def _masks(plan: SchedulerOutput) -> list[Any]:
-    """Of each row that is sampled. Where there is a mask there is one row, as a draft would need one of its own."""
+    """Of each row that is sampled. Where there is a grammar's there is one row, as a draft would need one of its own."""
     return [seq.token_mask for seq in plan.sequences if seq.sample_rows for _ in range(1 + seq.num_drafts)]
 
 

@@ -28,7 +28,7 @@ def likely(**logprobs: float) -> Candidates:
 
 def test_the_prompt_parts_into_beams_and_beams_into_better_ones() -> None:
     state = search()
-    assert state.num_candidates == 6
+    assert state.num_candidates == 4
     assert state.advance([likely(t1=-1.0, t2=-2.0, t3=-3.0)]) == [Survivor(0, 1), Survivor(0, 2)]
     assert state.advance([likely(t4=-5.0, t5=-6.0), likely(t6=-1.0, t7=-2.0)]) == [Survivor(1, 6), Survivor(1, 7)]
     assert [beam.token_ids() for beam in state.running] == [[2, 6], [2, 7]]

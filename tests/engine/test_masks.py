@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from octavo.engine.grammar import MASK_SECONDS, SLOW_MASK_SECONDS, Grammar, MaskBudget
+from octavo.engine.grammar import MASK_SECONDS, SLOW_MASK_SECONDS, Grammar, MaskBudget, both, mask_of
 
 
 class TimedGrammar:
@@ -42,6 +42,13 @@ def computed(seconds: list[float | None], *, steps: int = 1) -> list[list[int]]:
             grammar.advance(0)
         found.append(list(ready))
     return found
+
+
+def test_two_masks_allow_what_both_do() -> None:
+    some, others = mask_of([0, 9, 17, 17]), mask_of((9, 3))
+    assert (some.tolist(), others.tolist(), mask_of([]).tolist()) == ([1, 2, 2], [8, 2], [])
+    np.testing.assert_array_equal(both(some, others), mask_of([9]))
+    assert both(some, None) is some and both(None, some) is some and both(None, None) is None
 
 
 def test_quick_masks_are_all_computed() -> None:

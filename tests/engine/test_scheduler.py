@@ -222,6 +222,45 @@ def test_a_branch_can_end_alone() -> None:
     assert branches == {0, 2}
 
 
+def test_a_branch_that_there_is_not_ends_nothing() -> None:
+    harness = Harness()
+    for name, params in (("drawn", {"n": 2}), ("mirrored", {"n": 2, "temperature": 0.0})):
+        harness.add(name, **params)
+        for branch in (2, 3, -1):
+            assert harness.engine.abort(name, branch) is None
+        harness.engine.step()
+        assert harness.engine.abort(name, 2) is None
+        assert {delta.branch for delta in harness.finish()} == {0, 1}
+
+
+def test_branches_come_back_when_there_is_room_for_all_of_them() -> None:
+    """If the first one were enough, the others would be computed only to yield again: 8 times here, and 1.8 tokens for each."""
+    harness = Harness(
+        num_blocks=130, max_num_seqs=64, max_num_batched_tokens=64, max_model_len=128, preemption_mode="recompute"
+    )
+    for name in "abcd":
+        harness.add(name, 16, n=8, max_tokens=50, temperature=1.0)
+    computed = 0
+    while harness.engine.has_work:
+        computed += sum(harness.plan().values())
+    assert 1 <= harness.scheduler.counters.preemptions <= 4
+    assert computed < 1.5 * 4 * (16 + 8 * 49)
+
+
+def test_what_a_request_allows_is_a_mask_of_every_draw() -> None:
+    harness = Harness(spec_method="ngram")
+    harness.add("some", allowed_token_ids=[9, 2, 9], temperature=0.0, max_tokens=12)
+    harness.add("all", temperature=0.0, max_tokens=12)
+    masks = set()
+    while harness.engine.has_work:
+        plan = harness.scheduler.schedule()
+        assert plan is not None
+        masks |= {(seq.seq_id, None if seq.token_mask is None else seq.token_mask.tobytes()) for seq in plan.sequences}
+        harness.executor.submit(plan)
+        harness.scheduler.commit(plan, harness.executor.run_oldest())
+    assert masks == {(0, bytes([0b100, 0b10])), (1, None)}
+
+
 def test_greedy_branches_are_one_sequence_and_end_when_all_are_aborted() -> None:
     harness = Harness()
     harness.add("x", n=3, temperature=0.0)
@@ -252,6 +291,17 @@ def test_work_that_can_never_be_scheduled_is_an_error_and_not_a_hang(monkeypatch
     monkeypatch.setattr(harness.scheduler, "schedule", lambda: None)
     with pytest.raises(EngineStuckError):
         harness.engine.step()
+
+
+def test_nothing_is_kept_of_a_step_that_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    harness.add("x")
+    with monkeypatch.context() as patched:
+        patched.setattr(harness.executor, "run_oldest", lambda: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            harness.engine.step()
+    harness.engine.abort("x")
+    assert not harness.engine.has_work and not harness.scheduler._planned
 
 
 def test_metrics_tell_sharing_and_cached_tokens() -> None:

@@ -22,8 +22,6 @@ def shaped_logits(logits: np.ndarray, row: SampleRow, eos_token_ids: tuple[int, 
         value = values[token]
         if row.token_mask is not None and not _bit(row.token_mask, token):
             value = minus_infinity
-        if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
-            value = minus_infinity
         for banned in row.bad_words_token_ids:
             prefix = list(banned[:-1])
             if banned[-1] == token and history[len(history) - len(prefix) :] == prefix:

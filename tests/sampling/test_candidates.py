@@ -87,8 +87,7 @@ def test_equals_go_by_token_id() -> None:
 
 
 def test_a_row_without_a_possible_token_has_no_candidates_but_is_sound() -> None:
-    params = beam_params(allowed_token_ids=[VOCAB + 1])
-    row = SampleRow(logits_row=0, params=params, seed=0, position=3)
+    row = SampleRow(logits_row=0, params=beam_params(), seed=0, position=3, token_mask=np.zeros(1, np.uint8))
     [found] = sampler().candidates(random_logits(1), [CandidateRow(row, 4)])
     assert found == Candidates([], [])
     assert sampler().candidates(random_logits(1), []) == []

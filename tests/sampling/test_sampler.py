@@ -13,7 +13,7 @@ from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference.backend import ReferenceBackend
 from octavo.sampling.penalties import penalties_of
 from octavo.sampling.sampler import INVALID_TOKEN, Sampler, SampleRow
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import ParameterError, SamplingParams
 from tests.sampling.oracle import expected_token
 
 VOCAB = 50
@@ -58,7 +58,6 @@ def params(draw: st.DrawFn) -> SamplingParams:
         frequency_penalty=maybe(floats, 0.0),
         presence_penalty=maybe(floats, 0.0),
         logit_bias=maybe(st.dictionaries(token_ids, st.floats(-100, 100), max_size=4), None),
-        allowed_token_ids=maybe(st.lists(token_ids, min_size=1, max_size=4), None),
         min_tokens=maybe(st.integers(0, 6), 0),
         stop_token_ids=maybe(st.lists(token_ids, max_size=3), None),
         max_tokens=None,
@@ -173,14 +172,13 @@ def test_greedy_without_features_is_one_argmax_and_nothing_else() -> None:
         {"min_tokens": 2},
         {"logit_bias": {1: 2.0}},
         {"bad_words": ["x"]},
-        {"allowed_token_ids": [1]},
         {"repetition_penalty": 1.1},
         {"presence_penalty": 0.1},
         {"frequency_penalty": 0.1},
     ],
 )
 def test_what_wants_more_than_an_argmax(options: dict[str, Any]) -> None:
-    assert SamplingParams(temperature=0.0, top_p=0.5, seed=3).plain_greedy
+    assert SamplingParams(temperature=0.0, top_p=0.5, seed=3, allowed_token_ids=[1]).plain_greedy
     assert not SamplingParams(**{"temperature": 0.0, **options}).plain_greedy
 
 
@@ -268,9 +266,18 @@ def test_penalties_are_those_of_transformers() -> None:
         assert np.array_equal(backend.ops.penalize(logits, penalties_of(backend, [row]))[0], expected.numpy())
 
 
+def test_lists_of_token_ids_hold_each_once() -> None:
+    given = SamplingParams(stop_token_ids=[5, 3] * 100_000, allowed_token_ids=[7] * 100_000, logprob_token_ids=[1, 1])
+    assert (given.stop_token_ids, given.allowed_token_ids, given.logprob_token_ids) == ((5, 3), (7,), (1,))
+    refused: list[tuple[str, Any]] = [("top_k", 2**31), ("allowed_token_ids", []), ("repetition_penalty", 1e-7)]
+    for name, value in [*refused, ("stop_token_ids", range(1025))]:
+        with pytest.raises(ParameterError, match=name):
+            SamplingParams(**{name: value})
+
+
 def test_a_row_without_any_token_left_is_invalid_alone() -> None:
     logits = random_logits(2)
-    impossible = a_row(0, allowed_token_ids=[1], min_tokens=2, num_logprobs=2)
+    impossible = a_row(0, token_mask=np.array([0b10], np.uint8), min_tokens=2, num_logprobs=2)
     tokens, logprobs = sampler()(logits, [a_row(1, temperature=0.0), impossible, a_row(0, temperature=0.0, num_logprobs=1)])
     assert tokens[1] == INVALID_TOKEN
     assert logprobs[1] is None
