@@ -47,8 +47,8 @@ def _run(name: str, arguments: list[str], started: float) -> int:
     from octavo.config import ConfigError
     from octavo.sampling_params import ParameterError
 
-    command = import_module(COMMANDS[name][0])
     try:
+        command = import_module(COMMANDS[name][0])
         return int(command.run(arguments, environment=dict(os.environ), started=started))
     except (ConfigError, ParameterError) as error:
         print(f"octavo: error: {error}", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "octavo"
 
-LEAVES = {"config", "sampling_params", "request", "step", "outputs", "metrics", "clock"}
+LEAVES = {"config", "sampling_params", "request", "step", "outputs", "metrics", "clock", "server_url"}
 TEXT = {"tokenizer", "detokenizer", "chat_template", "gguf_tokenizer", "token_bytes", "prefix_files"}
 ENTRY_POINTS = {"cli", "commands", "server", "llm", "bench"}
 

@@ -3,11 +3,11 @@
 import contextlib
 import http.client
 import json
-import urllib.parse
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from octavo.config import ConfigError
+from octavo.server_url import server_url
 
 _TIMEOUT = 600.0
 
@@ -19,10 +19,7 @@ class RemotePartner:
     """
 
     def __init__(self, url: str, *, api_key: str | None, model: str | None, fields: Mapping[str, Any]) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url {url}: give it as http://HOST:PORT/v1")
-        self._parts = parts
+        self._parts = server_url(url, flag="--url", wanted="give it as http://HOST:PORT/v1")
         self._headers = {"content-type": "application/json"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
@@ -57,6 +54,8 @@ class RemotePartner:
                 if "error" in event:
                     raise ConfigError(f"the server stopped: {event['error'].get('message', event['error'])}")
                 yield from event.get("choices", [])
+        except ConfigError:
+            raise
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ConfigError(f"the connection to {self._parts.netloc} broke: {error}") from None
         finally:
@@ -67,6 +66,8 @@ class RemotePartner:
         try:
             models = json.loads(self._request(connection, "GET", "/models").read())
             return str(models["data"][0]["id"])
+        except ConfigError:
+            raise
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
             raise ConfigError(f"--url: {self._parts.netloc} does not answer as an OpenAI API does: {error}") from None
         finally:

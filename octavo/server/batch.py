@@ -2,12 +2,13 @@
 
 The routes are called in this process, over an engine process of their own under the same supervisor, so every field means what
 it means over HTTP. Answers are written in the order of the lines. A line's failure is that line's; an engine that dies is
-replaced, and the lines that it had are sent again.
+replaced, and the lines that it had are sent again; a line for which there is no room yet waits until there is.
 """
 
 import asyncio
 import concurrent.futures
 import os
+import random
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ _AHEAD = 8
 """Lines on their way for each sequence of a step: enough that a slow one at the head does not let the engine run dry."""
 
 _TRIES = 3
+"""Of a line with which the engine is lost every time."""
+_LOST = errors.engine_restarted().type
 _WAIT = 0.2
 
 
@@ -160,6 +163,9 @@ class Batch:
                 while on_the_way:
                     self._write(answers, await on_the_way.popleft(), bar)
         part.replace(output)
+        if self.failed:
+            told = f'octavo: {self.failed} of {total} lines failed: their "error" in {output} says why'
+            print(told, file=sys.stderr, flush=True)
         return 1 if self.unreadable else 0
 
     def _write(self, answers: BinaryIO, result: Result, bar: Any) -> None:
@@ -175,23 +181,26 @@ class Batch:
             message = f"line {number}: {error}"
             return Result(id=_new_id(), custom_id=None, error={"message": message, "type": "invalid_line", "code": 400})
         request_id = os.urandom(16).hex()
-        for attempt in range(_TRIES):
-            status, body = await self._call(app, line, request_id)
-            if status != 503 or attempt == _TRIES - 1:
-                break
-            while not self._service.status.engine_up:
-                await asyncio.sleep(_WAIT)
+        status, body = await self._call(app, line, request_id)
         failure = None if status == 200 else msgspec.json.decode(body)["error"]
         response = Response(status, request_id, msgspec.Raw(body))
         return Result(id=_new_id(), custom_id=line.custom_id, response=response, error=failure)
 
     async def _call(self, app: ASGIApp, line: Line, request_id: str) -> tuple[int, bytes]:
+        """The answer's status and body. A line that is told to come later does, unless too many engines were lost with it."""
         refusal = _refusal(line)
         if refusal is not None:
             return refusal.status, refusal.body()
-        exchange = _Exchange(line, request_id)
-        await app(exchange.scope, exchange.receive, exchange.send)
-        return exchange.status, bytes(exchange.body)
+        losses = 0
+        while True:
+            exchange = _Exchange(line, request_id)
+            await app(exchange.scope, exchange.receive, exchange.send)
+            losses += exchange.status == 503 and msgspec.json.decode(exchange.body)["error"]["type"] == _LOST
+            if exchange.status != 503 or losses == _TRIES:
+                return exchange.status, bytes(exchange.body)
+            await asyncio.sleep(exchange.retry_after * random.random())  # all at once, most would be too early again
+            while not self._service.status.engine_up:
+                await asyncio.sleep(_WAIT)
 
 
 class _Quiet(Log):
@@ -207,6 +216,7 @@ class _Exchange:
     def __init__(self, line: Line, request_id: str) -> None:
         self._content: bytes | None = bytes(line.body)
         self.status = 500
+        self.retry_after = 0
         self.body = bytearray()
         self.scope: Scope = {
             "type": "http",
@@ -228,6 +238,7 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self.retry_after = int(dict(message["headers"]).get(b"retry-after", 0))
         else:
             self.body += message.get("body", b"")
 

@@ -14,25 +14,28 @@ import msgspec
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope
 
-from octavo.server import aside, errors, faults
+from octavo.server import aside, errors, faults, garbage
 from octavo.server.aside import MANY_BYTES
 from octavo.server.errors import ApiError
 from octavo.server.options import ServerOptions
+from octavo.server.status import Status
 
 T = TypeVar("T")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # possessive and anchored, so linear whatever comes
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _DEPTH = bytes.maketrans(b"[{]}", bytes([1, 1, 0xFF, 0xFF]))
 _SLICE = 1 << 16
+_TOLD = 16
+"""Unknown fields that are named; there may be hundreds of thousands."""
 
 
 class ClientGone(Exception):
     """The client closed the connection before it had its answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, options: ServerOptions) -> list[bytes]:
+async def read_body(scope: Scope, receive: Receive, options: ServerOptions, status: Status) -> list[bytes]:
     """The whole body, in the pieces in which it came: to join megabytes takes milliseconds, and not on the event loop. Raises
-    ``ApiError`` 413, 415 or 408, and ``ClientGone``."""
+    ``ApiError`` 413, 415, 408 or, as soon as the server drains, 503, and ``ClientGone``."""
     headers = dict(scope["headers"])
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
@@ -44,6 +47,8 @@ async def read_body(scope: Scope, receive: Receive, options: ServerOptions) -> l
     pieces: list[bytes] = []
     size = 0
     while True:
+        if status.draining:
+            raise errors.draining()
         message = await _next_part(receive, options.read_timeout)
         if message["type"] == "http.disconnect":
             raise ClientGone
@@ -68,9 +73,9 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request body is larger than the limit of {limit} bytes.", headers={"connection": "close"})
 
 
-async def read(scope: Scope, receive: Receive, kind: type[T], options: ServerOptions) -> tuple[T, list[str]]:
+async def read(scope: Scope, receive: Receive, kind: type[T], options: ServerOptions, status: Status) -> tuple[T, list[str]]:
     """A request's body as ``kind`` and the warnings it deserves. Raises ``ApiError`` and ``ClientGone``."""
-    pieces = await read_body(scope, receive, options)
+    pieces = await read_body(scope, receive, options, status)
     size = scope["state"]["body_bytes"] = sum(map(len, pieces))
     value, unknown = await aside.run(size > MANY_BYTES, _decode_pieces, pieces, kind, options.max_json_depth)
     return value, warn_unknown(unknown, strict=options.strict)
@@ -84,7 +89,8 @@ def _decode_pieces(pieces: list[bytes], kind: type[T], max_depth: int) -> tuple[
 
 
 def decode(body: bytes, kind: type[T], *, max_depth: int) -> tuple[T, list[str]]:
-    """The body as ``kind``, and the names of top-level fields that ``kind`` does not have. Raises ``ApiError`` 400."""
+    """The body as ``kind``, and the names of top-level fields that ``kind`` does not have, the first few. Raises ``ApiError``
+    400."""
     faults.point("parse")
     if not body.strip():
         raise errors.malformed("body: field required", "body")
@@ -92,20 +98,21 @@ def decode(body: bytes, kind: type[T], *, max_depth: int) -> tuple[T, list[str]]
         raise errors.malformed(f"The request body is nested deeper than {max_depth} levels.", "body")
     try:
         names = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        value = msgspec.json.decode(body, type=kind)
+        with garbage.paused():
+            value = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise errors.from_validation_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.malformed(f"JSON decode error: {error}", "body") from None
-    known: tuple[str, ...] = kind.__struct_encode_fields__  # type: ignore[attr-defined]  # always a Struct
-    return value, [name for name in names if name not in known]
+    known = frozenset(kind.__struct_encode_fields__)  # type: ignore[attr-defined]  # always a Struct
+    return value, list(itertools.islice((name for name in names if name not in known), _TOLD))
 
 
 def warn_unknown(names: list[str], *, strict: bool) -> list[str]:
     """A warning for each unknown field. Raises ``ApiError`` 400 when ``strict``."""
     if strict and names:
         raise errors.malformed(f"{names[0]}: unknown field", names[0])
-    return [f"unknown field `{name[:64]}` was ignored" for name in names[:16]]
+    return [f"unknown field `{name[:64]}` was ignored" for name in names]
 
 
 def nests_deeper(body: bytes, limit: int) -> bool:

@@ -54,7 +54,8 @@ class Chat:
         self._service = service
 
     async def handle(self, http: HttpRequest) -> Response:
-        request, warnings = await body.read(http.scope, http.receive, ChatRequest, self._service.options)
+        service = self._service
+        request, warnings = await body.read(http.scope, http.receive, ChatRequest, service.options, service.status)
         return await self.answer(http, request, warnings, prefix="chatcmpl", shape=ChatAnswer)
 
     async def answer(

@@ -42,7 +42,7 @@ class Completions:
 
     async def handle(self, http: HttpRequest) -> Response:
         service = self._service
-        request, warnings = await body.read(http.scope, http.receive, CompletionRequest, service.options)
+        request, warnings = await body.read(http.scope, http.receive, CompletionRequest, service.options, service.status)
         frontend = service.loaded()
         envelope = service.accept(http, request, prefix="cmpl", warnings=warnings)
         await service.check_form(request, http)

@@ -33,12 +33,13 @@ class EngineProcess(msgspec.Struct, frozen=True):
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         spawned_at = time.monotonic()
-        process = subprocess.Popen(
-            interpreter.command("octavo.server.engine_process", str(theirs.fileno())),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=interpreter.environment(),
-        )
+        with interpreter.holding_stop():
+            process = subprocess.Popen(
+                interpreter.command("octavo.server.engine_process", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=interpreter.environment(),
+            )
         theirs.close()
         return EngineProcess(process, ours, spawned_at)
 

@@ -260,8 +260,8 @@ def _last_words(channel: Channel, message: Fatal) -> None:
 def main() -> None:
     """Signals are the API process's business: a terminal sends them to both, and this one must outlive the drain."""
     started_at = time.monotonic()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in interpreter.STOP:
+        signal.signal(number, signal.SIG_IGN)
     interpreter.tell_stacks()
     sock = socket.socket(fileno=int(sys.argv[1]))
     channel = Channel(sock)

@@ -93,14 +93,15 @@ class _Running(msgspec.Struct, frozen=True):
     def start(lanes: int) -> "_Running":
         pairs = [socket.socketpair() for _ in range(lanes)]
         theirs = [pair[1].fileno() for pair in pairs]
-        process = subprocess.Popen(
-            interpreter.command("octavo.server.grammar_process", *map(str, theirs)),
-            pass_fds=theirs,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=interpreter.environment(),
-        )
+        with interpreter.holding_stop():
+            process = subprocess.Popen(
+                interpreter.command("octavo.server.grammar_process", *map(str, theirs)),
+                pass_fds=theirs,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=interpreter.environment(),
+            )
         for _, end in pairs:
             end.close()
         return _Running(process, [ours for ours, _ in pairs])

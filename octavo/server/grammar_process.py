@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 import msgspec
 
 from octavo.sampling_params import StructuredOutputsParams
+from octavo.server import interpreter
 from octavo.server.framing import framed, read_frame
 from octavo.structured.vocabulary import Vocabulary
 
@@ -148,7 +149,7 @@ def _limit_memory() -> None:
 
 def main() -> None:
     """Signals are the business of whoever started this."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in interpreter.STOP:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -42,6 +42,13 @@ def make_server(app: ASGIApp, options: ServerOptions) -> uvicorn.Server:
     return _Server(config)
 
 
+def wake_readers(server: uvicorn.Server) -> None:
+    """Whoever waits for more of a body is handed an empty piece, and so can look whether it is still wanted."""
+    for connection in server.server_state.connections:
+        if isinstance(connection, BoundedProtocol):
+            connection.wake_reader()
+
+
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -57,6 +64,16 @@ def _bounded_protocol(options: ServerOptions) -> type[asyncio.Protocol]:
         write_timeout = options.write_timeout
 
     return Bounded
+
+
+class _Unchunked(RequestResponseCycle):
+    """An answer to HTTP/1.0, which knows no chunks and closes after each: one that says no length ends with the connection."""
+
+    async def send(self, message: Any) -> None:
+        self.chunked_encoding = False
+        if message["type"] == "http.response.body":
+            self.expected_content_length += len(message.get("body", b""))  # whatever is sent was expected
+        await super().send(message)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -118,6 +135,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_header_timer()
         super().on_headers_complete()
         self.scope["state"]["write_part"] = functools.partial(self._write_part, weakref.ref(self.cycle))
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = _Unchunked
+
+    def wake_reader(self) -> None:
+        if self.cycle is not None and self.cycle.more_body:
+            self.cycle.message_event.set()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(errors.malformed("The request is not valid HTTP/1.1."))

@@ -1,12 +1,14 @@
 """An interpreter of this server: how a further one is started, with the same Python and package and nothing from the current
 directory, and how one is asked what it does."""
 
+import contextlib
 import faulthandler
 import os
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -20,6 +22,26 @@ def environment() -> dict[str, str]:
     package_home = str(Path(__file__).resolve().parents[2])
     search = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": search}
+
+
+STOP = (signal.SIGTERM, signal.SIGINT)
+"""What asks a server to stop. A terminal sends it to the processes that it has started too."""
+
+
+def end_when_asked() -> None:
+    """Until something else is made of ``STOP``, it ends this process at once, as asked for."""
+    for number in STOP:
+        signal.signal(number, lambda *_: os._exit(0))
+
+
+@contextlib.contextmanager
+def holding_stop() -> Iterator[None]:
+    """A process that is started inside does not notice ``STOP`` before it has said what to make of it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 TELL_STACKS = signal.SIGUSR1

@@ -24,7 +24,8 @@ class Invocations:
 
     async def handle(self, http: HttpRequest) -> Response:
         """Raises ``ApiError`` 400 for a body that none of them takes."""
-        pieces = await body.read_body(http.scope, http.receive, self._service.options)
+        service = self._service
+        pieces = await body.read_body(http.scope, http.receive, service.options, service.status)
         handler = await aside.run(sum(map(len, pieces)) > MANY_BYTES, self._choose, pieces)
         return await handler(HttpRequest(http.scope, _again(pieces, http.receive)))
 

@@ -16,12 +16,12 @@ import traceback
 from typing import TYPE_CHECKING
 
 from octavo.config import ConfigError, EngineConfig
-from octavo.server import garbage
+from octavo.server import garbage, interpreter
 from octavo.server.app import build_app, import_exposition
 from octavo.server.auth import Keyring
 from octavo.server.engine_handle import EngineProcess
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
-from octavo.server.http_server import make_server
+from octavo.server.http_server import make_server, wake_readers
 from octavo.server.listen import url_of
 from octavo.server.main import Started
 from octavo.server.names import ModelNames
@@ -118,7 +118,7 @@ class Lifecycle:
     def _catch_signals(self) -> None:
         logging.getLogger().addHandler(LogBridge(self._log))
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in interpreter.STOP:
             loop.add_signal_handler(number, self._on_signal)
         if self._options.api_keys_file is not None or self._usage_log is not None:
             loop.add_signal_handler(signal.SIGHUP, self._read_again)
@@ -201,6 +201,7 @@ class Lifecycle:
     async def _drain(self) -> None:
         """Lets running requests finish, then tells the rest that they cannot."""
         self._status.draining = True
+        wake_readers(self._http)
         tasks = self._http.server_state.tasks
         self._log.info("drain", f"stopping: {len(tasks)} requests have {self._options.drain_timeout:g} s to finish")
         deadline = time.monotonic() + self._options.drain_timeout

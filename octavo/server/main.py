@@ -43,6 +43,7 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
         print(f"octavo: error: {error}", file=sys.stderr, flush=True)
         return BAD_CONFIG if isinstance(error, ConfigError) else PORT_IN_USE
 
+    interpreter.end_when_asked()
     interpreter.tell_stacks()
     # One thread starts all engine processes. It exists before this one lowers its priority, and children inherit from it.
     spawner = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="spawner")

@@ -252,7 +252,9 @@ class TokenizeResponse(msgspec.Struct, kw_only=True):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
+    warnings: list[str] | UnsetType = UNSET
 
 
-class DetokenizeResponse(msgspec.Struct):
+class DetokenizeResponse(msgspec.Struct, kw_only=True):
     prompt: str
+    warnings: list[str] | UnsetType = UNSET

@@ -191,10 +191,11 @@ class Service:
         documents: list[dict[str, Any]] | None = None,
     ) -> str:
         """The prompt text of a conversation, by the model's template. Raises ``ApiError`` or ``ParameterError``."""
-        if len(messages) > self.options.max_messages:
-            raise errors.invalid(
-                f"messages must have at most {self.options.max_messages} entries, got {len(messages)}.", "messages"
-            )
+        limit = self.options.max_messages
+        if len(messages) > limit:
+            raise errors.invalid(f"messages must have at most {limit} entries, got {len(messages)}.", "messages")
+        if (calls := max((len(message.tool_calls or ()) for message in messages), default=0)) > limit:
+            raise errors.invalid(f"messages must have at most {limit} tool_calls each, got {calls}.", "messages")
         faults.point("template")
         continued = bool(continue_final_message)
         if continued and add_generation_prompt:

@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize: what the model would see of a text or a conversation, and back."""
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -20,19 +21,20 @@ class Tokenization:
 
     async def tokenize(self, http: HttpRequest) -> Response:
         service = self._service
-        request, _ = await body.read(http.scope, http.receive, TokenizeRequest, service.options)
+        request, warnings = await body.read(http.scope, http.receive, TokenizeRequest, service.options, service.status)
         frontend = service.loaded()
         service.model_name(request.model)
         text, special = await self._text(request)
         (tokens,) = await frontend.encoder.encode([text], add_special_tokens=special)
-        return await aside.run(len(tokens) > MANY_ENTRIES, _tokenized, tokens, frontend, bool(request.return_token_strs))
+        with_strings = bool(request.return_token_strs)
+        return await aside.run(len(tokens) > MANY_ENTRIES, _tokenized, tokens, frontend, with_strings, warnings or UNSET)
 
     async def detokenize(self, http: HttpRequest) -> Response:
         service = self._service
-        request, _ = await body.read(http.scope, http.receive, DetokenizeRequest, service.options)
+        request, warnings = await body.read(http.scope, http.receive, DetokenizeRequest, service.options, service.status)
         frontend = service.loaded()
         service.model_name(request.model)
-        return await aside.run(len(request.tokens) > MANY_ENTRIES, _detokenized, request.tokens, frontend)
+        return await aside.run(len(request.tokens) > MANY_ENTRIES, _detokenized, request.tokens, frontend, warnings or UNSET)
 
     async def _text(self, request: TokenizeRequest) -> tuple[str, bool]:
         """The text to tokenize, and whether special tokens are added around it."""
@@ -54,17 +56,19 @@ class Tokenization:
         return request.prompt, request.add_special_tokens is not False
 
 
-def _tokenized(tokens: list[int], frontend: Frontend, with_strings: bool) -> Response:
+def _tokenized(tokens: list[int], frontend: Frontend, with_strings: bool, warnings: list[str] | UnsetType) -> Response:
     strings = [frontend.tokenizer.token_text(token) for token in tokens] if with_strings else None
+    longest = frontend.limits.max_model_len
     return json_response(
-        TokenizeResponse(count=len(tokens), max_model_len=frontend.limits.max_model_len, tokens=tokens, token_strs=strings)
+        TokenizeResponse(count=len(tokens), max_model_len=longest, tokens=tokens, token_strs=strings, warnings=warnings)
     )
 
 
-def _detokenized(tokens: list[int], frontend: Frontend) -> Response:
+def _detokenized(tokens: list[int], frontend: Frontend, warnings: list[str] | UnsetType) -> Response:
     for token in tokens:
         if not 0 <= token < frontend.limits.vocab_size:
             raise errors.invalid(f"Token id {token} is out of vocabulary", "tokens")
-    response = json_response(DetokenizeResponse(frontend.tokenizer.decode(tokens, skip_special_tokens=False)))
+    text = frontend.tokenizer.decode(tokens, skip_special_tokens=False)
+    response = json_response(DetokenizeResponse(prompt=text, warnings=warnings))
     aside.forget(tokens)
     return response

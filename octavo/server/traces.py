@@ -16,6 +16,7 @@ from octavo.config import ConfigError
 from octavo.sampling_params import SamplingParams
 from octavo.server.accounting import RequestRecord
 from octavo.server.request_log import Log
+from octavo.server_url import server_url
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -171,16 +172,8 @@ def _is_installed() -> bool:
 
 def _posted_to(endpoint: str) -> str:
     """``endpoint`` with the usual path if it has none. Raises ``ConfigError``."""
-    from urllib.parse import urlsplit
-
-    try:
-        parts = urlsplit(endpoint)
-        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        fine = False
-    if not fine:
-        message = "must be an http:// or https:// URL, as http://localhost:4318/v1/traces; gRPC is not spoken"
-        raise ConfigError(f"--otlp-traces-endpoint {endpoint}: {message}")
+    wanted = "must be an http:// or https:// URL, as http://localhost:4318/v1/traces; gRPC is not spoken"
+    parts = server_url(endpoint, flag="--otlp-traces-endpoint", wanted=wanted)
     return endpoint if parts.path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
 
 

@@ -236,6 +236,7 @@ def test_a_body_says_what_was_asked_for() -> None:
     "options, flag",
     [
         (ServeOptions(base_url="localhost:8000"), "--base-url"),
+        (SweepOptions(base_url="http://localhost:x"), "--base-url"),
         (ServeOptions(endpoint="embeddings"), "--endpoint"),
         (ServeOptions(percentile_metrics="ttft,foo"), "--percentile-metrics"),
         (ServeOptions(metric_percentiles="50,x"), "--metric-percentiles"),

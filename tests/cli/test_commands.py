@@ -106,10 +106,17 @@ def test_a_server_completes_as_this_process_does(
 
 
 def test_a_servers_refusal_is_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    place = url.removeprefix("http://").removesuffix("/v1")
     assert cli.main(["chat", "--url", url, "--quick", "hello"]) == 64
-    assert "answered 401" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(f"octavo: error: {place} answered 401: ")
     assert cli.main(["chat", "other", "--url", url, "--api-key", "key", "--quick", "hello"]) == 64
-    assert "does not exist" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(f"octavo: error: {place} answered 404: The model `other` does not exist")
+
+
+@pytest.mark.parametrize("arguments", [["chat"], ["chat", "m"], ["complete"]])
+def test_a_server_that_is_not_there_is_said_not_to_be_reached(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*arguments, "--url", "http://127.0.0.1:1/v1", "--quick", "hello"]) == 64
+    assert capsys.readouterr().err.startswith("octavo: error: --url: cannot reach 127.0.0.1:1: ")
 
 
 class Echo:

@@ -127,17 +127,20 @@ def test_max_model_len_of_the_model(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("struct", "arguments", "words"),
     [
-        (["--port", "99999"], "--port: expected int <= 65535"),
-        (["--port", "x"], "--port: 'x' is not a whole number"),
-        (["--drain-timeout", "-1"], "--drain-timeout: expected float >= 0"),
-        (["--log-format", "xml"], "--log-format: 'xml' is not one of auto, json, text"),
+        (ServerOptions, ["--port", "99999"], "--port: expected int <= 65535"),
+        (ServerOptions, ["--port", "x"], "--port: 'x' is not a whole number"),
+        (ServerOptions, ["--drain-timeout", "-1"], "--drain-timeout: expected float >= 0"),
+        (ServerOptions, ["--log-format", "xml"], "--log-format: 'xml' is not one of auto, json, text"),
+        (EngineConfig, ["--swap-space", "inf"], "--swap-space: expected float <= 16384"),
+        (EngineConfig, ["--seed", "9" * 20], "--seed: expected int <= 9223372036854775807"),
+        (EngineConfig, ["--seed", "-" + "9" * 20], "--seed: expected int >= -9223372036854775808"),
     ],
 )
-def test_bad_values_name_their_flag(arguments: list[str], words: str) -> None:
+def test_bad_values_name_their_flag(struct: type[Any], arguments: list[str], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(arguments, ServerOptions)
+        parse(arguments, struct)
     assert words in str(caught.value)
 
 
@@ -253,6 +256,10 @@ def test_the_top_level(arguments: list[str], status: int, words: str, capsys: py
     assert words in capsys.readouterr().out
 
 
+UNREADABLE = ["http://127.0.0.1:abc/v1", "http://127.0.0.1:99999", "http://[::1", "http://..", "http://127.0.0.1:1/ä"]
+BENCH, SWEEP = ["bench", "serve", "--base-url"], ["bench", "sweep", "--base-url"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -262,6 +269,7 @@ def test_the_top_level(arguments: list[str], status: int, words: str, capsys: py
         ["generate", "no-such-model", "-p", "x"],
         ["chat", "--url", "ftp://x"],
         ["chat", "--url", "http://127.0.0.1:1/v1"],
+        *([*command, url] for url in UNREADABLE for command in (["chat", "--url"], ["complete", "--url"], BENCH, SWEEP)),
         ["bench", "throughput", "no-such-model"],
         ["bench", "latency", "m", "--num-iters", "0"],
         ["bench", "latency", "m", "--output-json", "/no/such/directory/x.json"],

@@ -10,6 +10,7 @@ import pytest
 from octavo.server import body, chat, completions, exposition, params, tokenization
 from octavo.server.aside import MANY_BYTES, MANY_ENTRIES
 from octavo.server.invocations import Invocations
+from octavo.server.items import conversation
 from octavo.server.options import ServerOptions
 from tests.server.fakes import Bench, Exchange
 
@@ -44,6 +45,13 @@ def bench(tmp_path: Any) -> Bench:
         (body, "_decode_pieces", "/v1/completions", {"prompt": "a"}, {"prompt": "a " * MANY_BYTES}),
         (body, "_decode_pieces", "/invocations", {"prompt": "a"}, {"prompt": "a " * MANY_BYTES}),
         (Invocations, "_choose", "/invocations", {"prompt": "a"}, {"prompt": "a " * MANY_BYTES}),
+        (
+            conversation,
+            "chat_request",
+            "/v1/responses",
+            {"input": "hi"},
+            {"input": [{"role": "user", "content": "hi"}] * 1000},
+        ),
         (chat, "read_tools", "/v1/chat/completions", {"messages": MESSAGES}, {"messages": MESSAGES, **TOOLS}),
     ],
 )

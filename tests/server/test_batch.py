@@ -11,8 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from octavo import cli
+from octavo.server import batch, errors, grammar_checker
 from tests.server.tiny import ROOT, RunningServer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -77,7 +79,37 @@ def test_a_lines_failure_is_its_own(tiny_model: Path, tmp_path: Path, capfd: pyt
         assert (answer["error"] is not None) is failed
     assert answers[1]["error"] == answers[1]["response"]["body"]["error"] and answers[1]["error"]["param"] == "temperature"
     assert "line 9: " in answers[7]["error"]["message"] and "custom_id" in answers[8]["error"]["message"]
-    assert "request" not in capfd.readouterr().err, "lines are not logged"
+    told = capfd.readouterr().err
+    assert "request" not in told, "lines are not logged"
+    failed = sum(answer["error"] is not None for answer in answers)
+    assert failed and f"octavo: {failed} of {len(answers)} lines failed" in told
+
+
+def test_more_new_grammars_than_may_wait_are_all_answered(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checker, "_MOST_FIRST_EACH", 8)
+    forms = [{"structured_outputs": {"json": {"type": "array", "minItems": i, "maxItems": i}}} for i in range(24)]
+    lines = [line(str(i), COMPLETIONS, prompt="x", max_tokens=2, **form) for i, form in enumerate(forms)]
+    status, answers = run(tiny_model, tmp_path, lines)
+    assert status == 0 and [answer["response"]["status_code"] for answer in answers] == [200] * 24
+
+
+def test_a_line_waits_for_room_but_not_for_ever_another_engine(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = {"busy": [errors.busy(0)] * 9, "lost": [errors.engine_restarted()] * 9}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        left = refusals[json.loads((await receive())["body"])["prompt"]]
+        status, body = (503, left.pop().body()) if left else (200, b"{}")
+        await send({"type": "http.response.start", "status": status, "headers": [(b"retry-after", b"0")]})
+        await send({"type": "http.response.body", "body": body})
+
+    monkeypatch.setattr(batch, "build_app", lambda service: app)
+    _, answers = run(tiny_model, tmp_path, [line(name, COMPLETIONS, prompt=name) for name in refusals])
+    assert [answer["response"]["status_code"] for answer in answers] == [200, 503]
+    assert answers[1]["error"]["type"] == "engine_restarted" and len(refusals["lost"]) == 6
 
 
 def test_an_empty_file_is_answered(tiny_model: Path, tmp_path: Path) -> None:

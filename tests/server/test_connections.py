@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.server.fakes import error_of
+from tests.server.test_process import running
 from tests.server.tiny import RunningServer
 
 
@@ -45,9 +47,9 @@ def refusal(answer: bytes) -> dict[str, Any]:
     return error_of(int(head.split()[1]), body)
 
 
-def post(fields: dict[str, Any]) -> bytes:
+def post(fields: dict[str, Any], version: str = "1.1") -> bytes:
     body = json.dumps(fields).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = f"POST /v1/completions HTTP/{version}\r\nhost: x\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -131,6 +133,19 @@ def test_what_is_no_http_gets_the_one_error_shape(impatient: RunningServer, data
     assert (error["code"], error["type"]) == (400, "Bad Request")
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_of_http_1_0_gets_no_chunks(impatient: RunningServer, stream: bool) -> None:
+    fields = {"prompt": "x", "max_tokens": 4, "temperature": 0, "ignore_eos": True, "stream": stream}
+    head, _, body = until_closed(connect(impatient, post(fields, "1.0"))).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200") and b"connection: close" in head and b"transfer-encoding" not in head
+    if stream:
+        events = body.decode().removesuffix("\n\n").split("\n\n")
+        assert all(event.startswith("data: ") for event in events) and events[-1] == "data: [DONE]"
+        assert b"content-length" not in head
+    else:
+        assert json.loads(body)["usage"]["completion_tokens"] == 4 and b"content-length: %d" % len(body) in head
+
+
 def test_garbage_after_a_request_does_not_land_in_its_stream(impatient: RunningServer) -> None:
     sock = connect(impatient, post({"prompt": "x", "max_tokens": 450, "ignore_eos": True, "stream": True}))
     begin = sock.recv(1 << 16)
@@ -142,6 +157,19 @@ def test_garbage_after_a_request_does_not_land_in_its_stream(impatient: RunningS
 def test_a_body_that_does_not_arrive_is_refused(impatient: RunningServer) -> None:
     error = refusal(until_closed(connect(impatient, post({"prompt": "x"})[:-5])))
     assert error["code"] == 408
+
+
+def test_a_body_that_will_not_be_taken_is_not_waited_for(tiny_model: Path) -> None:
+    with running(tiny_model) as server:
+        server.wait_ready()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        sock = connect(server, head + b"content-length: 40\r\nexpect: 100-continue\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 100 ")
+        sock.sendall(b'{"prompt":')
+        server.process.send_signal(signal.SIGTERM)
+        error = refusal(until_closed(sock))
+        assert error["code"] == 503 and "shutting down" in error["message"]
+        assert server.join() == 0 and not any("Traceback" in line for line in server.lines)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -9,8 +9,9 @@ import pytest
 
 from octavo.sampling_params import ParameterError
 from octavo.server import errors
-from octavo.server.body import nests_deeper
+from octavo.server.body import decode, nests_deeper
 from octavo.server.options import ServerOptions
+from octavo.server.protocol import CompletionRequest
 from tests.server.fakes import Bench, error_of
 
 COMPLETIONS = "/v1/completions"
@@ -31,6 +32,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"presence_penalty": 3}, "presence_penalty", "presence_penalty must be in [-2, 2]"),
     ({"frequency_penalty": -3}, "frequency_penalty", "frequency_penalty must be in [-2, 2]"),
     ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty must be greater than zero"),
+    ({"repetition_penalty": 1e-38}, "repetition_penalty", "at least 1e-06, got 1e-38."),
     ({"n": 0}, "n", "n must be between 1 and 128, got 0."),
     ({"n": 129}, "n", "n must be between 1 and 128, got 129."),
     ({"n": 2**31 - 1}, "n", "n must be between 1 and 128, got 2147483647."),
@@ -42,8 +44,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": ["a" * 257]}, "stop", "a stop string has at most 256 characters"),
     ({"stop": [1]}, "stop[0]", "expected `str`"),
     ({"stop_token_ids": [99999]}, "stop_token_ids", "out-of-vocab"),
+    ({"stop_token_ids": list(range(1025))}, "stop_token_ids", "stop_token_ids must have at most 1024 token ids, got 1025."),
     ({"allowed_token_ids": [99999]}, "allowed_token_ids", "out-of-vocab"),
     ({"allowed_token_ids": [-1]}, "allowed_token_ids", "must not be negative"),
+    ({"allowed_token_ids": []}, "allowed_token_ids", "must not be empty"),
     ({"logit_bias": {"99999": 1}}, "logit_bias", "contain out-of-vocab token ids. Vocabulary size: "),
     ({"logit_bias": {"a": 1}}, "logit_bias", "cannot be converted to integer token IDs: ['a']"),
     ({"logit_bias": {"-1": 1}}, "logit_bias", "cannot be converted to integer token IDs: ['-1']"),
@@ -279,6 +283,11 @@ def test_strict_refuses_unknown_fields(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ServerOptions(strict=True))
     error = bench.error(COMPLETIONS, prompt="a", temprature=1)
     assert (error["code"], error["param"]) == (400, "temprature")
+
+
+def test_of_many_unknown_fields_a_few_are_named() -> None:
+    _, unknown = decode(json.dumps({f"k{i}": i for i in range(1000)}).encode(), CompletionRequest, max_depth=64)
+    assert unknown == [f"k{i}" for i in range(16)]
 
 
 def test_request_ids(bench: Bench) -> None:

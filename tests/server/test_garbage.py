@@ -11,7 +11,9 @@ import pytest
 import uvloop
 
 from octavo.server import garbage
+from octavo.server.body import decode
 from octavo.server.http_server import make_server
+from octavo.server.protocol import CompletionRequest
 from tests.server.fakes import Bench
 
 
@@ -86,7 +88,7 @@ def test_requests_and_connections_leave_nothing_to_collect(bench: Bench, stream:
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             await converse(port, body, 1)
             gc.collect()
-            gc.disable()
+            gc.set_threshold(0)
             for _ in range(connections):
                 await converse(port, body, requests)
             while server.server_state.connections:
@@ -96,7 +98,14 @@ def test_requests_and_connections_leave_nothing_to_collect(bench: Bench, stream:
             await serving
             return found
 
+    assert uvloop.run(scene()) == 0
+
+
+def test_what_a_body_is_made_of_is_not_looked_at_while_it_is_made() -> None:
+    collections = []
+    gc.callbacks.append(lambda phase, info: collections.append(phase))
     try:
-        assert uvloop.run(scene()) == 0
+        decode(b'{"prompt":"one","user":[%b]}' % b",".join([b"[]"] * 100_000), CompletionRequest, max_depth=64)
     finally:
-        gc.enable()
+        gc.callbacks.pop()
+    assert len(collections) < 10 and gc.isenabled()

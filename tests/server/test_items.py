@@ -195,11 +195,32 @@ def msgspec_text(form: dict[str, Any]) -> Any:
         ({"input": "x", "metadata": {"a": 3}}, "metadata[...]"),
         ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"input": "x", "model": "other"}, "model"),
+        ({"input": "x", "tool_choice": "required"}, "tool_choice"),
+        ({"input": "x", "tool_choice": 1e308}, "tool_choice"),
+        ({"input": "x", "tools": [], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
     ],
 )
 def test_an_error_names_the_field_of_this_body(bench: Bench, fields: dict[str, Any], param: str) -> None:
     found = bench.error(RESPONSES, **fields)["param"]
     assert found == param or (param == "text.format" and str(found).startswith(param)), found
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+def test_a_choice_of_no_tools_is_taken(bench: Bench, choice: str | None) -> None:
+    assert both(bench, input="x", tools=[], tool_choice=choice)["tool_choice"] == (choice or "auto")
+
+
+def test_calls_in_a_row_are_one_message_of_bounded_length(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "tokenizer", ServerOptions(max_messages=3), template=TEMPLATE, context=4096)
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    (said,) = messages(ResponsesRequest(input=[call] * 3))
+    assert len(said.tool_calls or ()) == 3 and bench.post(RESPONSES, input=[call] * 3)[0] == 200
+    error = bench.error(RESPONSES, input=[call] * 4)
+    assert error["param"] == "input" and error["message"].startswith("input must have at most 3 tool_calls each, got 4.")
+    made = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        asked = {"messages": [{"role": "assistant", "tool_calls": [made] * 4}]}
+        assert bench.error(path, **asked)["message"].startswith("messages must have at most 3 tool_calls each, got 4.")
 
 
 def test_an_engine_that_fails_in_a_stream_is_told_as_an_event(bench: Bench) -> None:

@@ -120,7 +120,10 @@ def test_tokenize_and_back(server: RunningServer) -> None:
     tokens = httpx.post(f"{server.url}/tokenize", json={"prompt": "Hello world", "return_token_strs": True}).json()
     assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"]) and tokens["max_model_len"] == 512
     back = httpx.post(f"{server.url}/detokenize", json={"tokens": tokens["tokens"]}).json()
-    assert back["prompt"].endswith("Hello world")
+    assert back["prompt"].endswith("Hello world") and "warnings" not in {*tokens, *back}
+    for path, fields in (("/tokenize", {"prompt": "Hello"}), ("/detokenize", {"tokens": [1]})):
+        answer = httpx.post(f"{server.url}{path}", json={**fields, "promt": 1}).json()
+        assert answer["warnings"] == ["unknown field `promt` was ignored"]
 
 
 def test_prefix_hits_are_reported(server: RunningServer) -> None:
@@ -282,10 +285,25 @@ def test_the_engine_ends_when_the_api_process_is_killed(tiny_model: Path) -> Non
         pid = server.engine_pid()
         server.process.kill()
         server.process.wait()
-        deadline = time.monotonic() + 10
-        while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_ended(pid)
+
+
+def wait_ended(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_has_hardly_begun_stops_when_asked(tiny_model: Path, number: signal.Signals) -> None:
+    """Also where a terminal or a service manager asks its engine too, whose first line has not run yet."""
+    with running(tiny_model) as server:
+        engine = server.engine_pid()
+        for pid in (engine, server.process.pid):
+            os.kill(pid, number)
+        assert server.join() == 0 and not any("Traceback" in line for line in server.lines)
+        wait_ended(engine)
 
 
 def test_sigterm_finishes_what_runs_and_refuses_the_rest(tiny_model: Path) -> None:

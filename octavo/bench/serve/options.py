@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from octavo.config import ConfigError
+from octavo.server_url import server_url
 
 Positive = Annotated[int, Meta(ge=1)]
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -160,8 +161,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises ``ConfigError`` for what could not be measured, before anything is."""
-        if not re.match(r"https?://[^/]+", self.url):
-            raise ConfigError(f"--base-url {self.url}: give it as http://HOST:PORT")
+        server_url(self.url, flag="--base-url", wanted="give it as http://HOST:PORT")
         if not re.fullmatch(r"/[\x21-\x7e]*", self.path):
             raise ConfigError(f"--endpoint {self.endpoint}: give completions, chat, or a path as /v1/completions")
         if self.dataset_name == "prefix_repetition" and self.num_prompts < self.prefix_repetition_num_prefixes:

@@ -49,7 +49,7 @@ def chat_request(body: ResponsesRequest, *, max_model_len: int) -> ChatRequest:
         response_format=_response_format(body.text),
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         tools=None if not body.tools else [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)],
-        tool_choice=_tool_choice(body.tool_choice) if body.tools else None,
+        tool_choice=None if body.tool_choice == "auto" and not body.tools else _tool_choice(body.tool_choice),
         **{name: getattr(body, name) for name in _PASSED_ON},
     )
 
@@ -103,10 +103,10 @@ def _add(made: list[Message], item: Any, place: str) -> None:
         case "function_call":
             function = FunctionCall(name=_text(item, "name", place), arguments=_text(item, "arguments", place))
             call = ToolCall(id=_text(item, "call_id", place), function=function)
-            if made and made[-1].role == "assistant":
-                made[-1].tool_calls = [*(made[-1].tool_calls or []), call]
-            else:
-                made.append(Message(role="assistant", tool_calls=[call]))
+            if not made or made[-1].role != "assistant":
+                made.append(Message(role="assistant"))
+            made[-1].tool_calls = made[-1].tool_calls or []
+            made[-1].tool_calls.append(call)
         case "function_call_output":
             output = _content(item.get("output"), f"{place}.output")
             made.append(Message(role="tool", content=output, tool_call_id=_text(item, "call_id", place)))

@@ -6,7 +6,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.sampling_params import ParameterError
-from octavo.server import body, errors
+from octavo.server import aside, body, errors
+from octavo.server.aside import MANY_BYTES
 from octavo.server.chat import Chat
 from octavo.server.items import conversation
 from octavo.server.items.answer import ItemsAnswer
@@ -23,9 +24,11 @@ class Items:
 
     async def handle(self, http: HttpRequest) -> Response:
         """Raises ``ApiError`` in the names of this body's fields."""
-        asked, warnings = await body.read(http.scope, http.receive, ResponsesRequest, self._service.options)
-        limits = self._service.loaded().limits
-        request = conversation.chat_request(asked, max_model_len=limits.max_model_len)
+        service = self._service
+        asked, warnings = await body.read(http.scope, http.receive, ResponsesRequest, service.options, service.status)
+        is_large = http.scope["state"]["body_bytes"] > MANY_BYTES
+        limits = service.loaded().limits
+        request = await aside.run(is_large, conversation.chat_request, asked, max_model_len=limits.max_model_len)
         try:
             return await self._chat.answer(http, request, warnings, prefix="resp", shape=partial(ItemsAnswer, asked))
         except ParameterError as error:
