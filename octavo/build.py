@@ -178,6 +178,7 @@ def _open_model(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
         backend = around(make_backend(config, dtype))
         isa = getattr(backend, "isa", config.backend)
         weight_format = resolve_weight_format(config, checkpoint.kind, checkpoint.config, dtype=dtype, isa=isa)
+        check_heads(config, checkpoint.config)
         memory_before = backend.available_memory()
         spec = kv_cache_spec(config, checkpoint.config, dtype)
         check_weights_fit(
@@ -435,12 +436,21 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     Raises:
         ConfigError: more than the model's positions were asked for.
     """
-    limit = model.max_position_embeddings
+    limit = _most_positions(model)
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is more than the {limit} positions that the model was made for"
         )
-    return config.max_model_len or limit
+    return config.max_model_len or model.max_position_embeddings
+
+
+def _most_positions(model: ModelConfig) -> int:
+    """What may be asked for: those that the configuration names, or the more to which its scaling stretches them."""
+    known, scaling = model.max_position_embeddings, model.rope_scaling
+    if scaling is None or scaling.rope_type not in ("linear", "dynamic", "yarn"):
+        return known
+    stretched = known if scaling.rope_type != "yarn" else scaling.original_max_position_embeddings or known
+    return max(known, round(stretched * scaling.factor))
 
 
 def pin_prefixes(engine: Engine, config: EngineConfig, prefixes: Sequence[Sequence[int]]) -> None:
@@ -476,6 +486,15 @@ def check_budgets(config: EngineConfig, max_model_len: int) -> None:
         raise ConfigError(
             f"without chunked prefill --max-num-batched-tokens ({config.max_num_batched_tokens}) must be at least "
             f"--max-model-len ({max_model_len})"
+        )
+
+
+def check_heads(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises ``ConfigError`` for heads that the backend has no kernels for."""
+    if config.backend == "cpu" and (model.head_dim % 8 or model.head_dim > 256):
+        raise ConfigError(
+            f"the model's heads have {model.head_dim} elements; the cpu backend computes multiples of 8 up to 256. "
+            "`--backend reference` computes any, slowly"
         )
 
 

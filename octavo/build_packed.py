@@ -48,7 +48,8 @@ def _made_for(checkpoint: Checkpoint, weight_format: WeightFormat, backend: Pack
     """What has to be the same for packed weights to be the model's."""
     path = checkpoint.path
     files = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.json")])
-    stamps = [[file.name, stat.st_size, stat.st_mtime_ns] for file in files for stat in [file.stat()]]
+    # Times of content may have been set by whoever made an image; that of the file's last change cannot be.
+    stamps = [[file.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for file in files for stat in [file.stat()]]
     return [backend.packing, backend.build, weight_format, str(path.resolve()), stamps]
 
 

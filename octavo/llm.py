@@ -30,6 +30,7 @@ from octavo.step import TokenLogprobs
 from octavo.structured.compiler import GrammarError
 from octavo.structured.reasoning import LONGEST_TAIL, STYLES, text_leaves_open, thinking_in
 from octavo.tokenizer import Tokenizer
+from octavo.weights.hub import resolved
 
 Prompt = str | Sequence[int] | dict[str, Any]
 Message = dict[str, Any]
@@ -155,7 +156,8 @@ class LLM:
         if config.get("max_model_len") in (-1, "auto"):
             config["max_model_len"] = None
         given = {"model": model, **config}
-        self.config = configured(EngineConfig, {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in given.items()})
+        plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
+        self.config = resolved(configured(EngineConfig, plain))
         frontend = open_frontend(self.config)
         prefixes = read_prefixes(self.config.pin_prefix, frontend.tokenizer)
         loaded = load(self.config)

@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
         "tokenizer",
     },
     "build_simulated": {"build", "engine", "executor"},
-    "llm": {"build", "structured", *TEXT},
+    "llm": {"build", "structured", "weights.hub", *TEXT},
     "bench": {
         "build",
         "build_simulated",

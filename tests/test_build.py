@@ -1,5 +1,6 @@
 """Choices that the composition root makes: dtypes, context, and how many blocks."""
 
+import contextlib
 import math
 import re
 import shlex
@@ -12,7 +13,7 @@ from octavo import build, build_memory
 from octavo.backends.base import KVCacheSpec
 from octavo.backends.reference.backend import ReferenceBackend
 from octavo.commands import flags, serve
-from octavo.config import ConfigError, EngineConfig, ModelConfig
+from octavo.config import ConfigError, EngineConfig, ModelConfig, RopeScaling
 from octavo.memory.contiguous import RESERVATIONS, ContiguousKVManager
 from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVCacheManager
@@ -211,6 +212,34 @@ def test_three_ways_when_the_machine_has_room() -> None:
 def test_dtype(asked: Any, stored: Any, expected: str) -> None:
     model = ModelConfig(**{name: getattr(MODEL, name) for name in MODEL.__struct_fields__} | {"dtype": stored})
     assert build.resolve_dtype(EngineConfig(model="m", dtype=asked), model) == expected
+
+
+@pytest.mark.parametrize(
+    ("scaling", "most"),
+    [
+        (None, 4096),
+        (RopeScaling(rope_type="llama3", factor=8.0, original_max_position_embeddings=1024), 4096),
+        (RopeScaling(rope_type="linear", factor=2.5), 10240),
+        (RopeScaling(rope_type="dynamic", factor=2.0), 8192),
+        (RopeScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=4096), 16384),
+        (RopeScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=512), 4096),
+    ],
+)
+def test_as_long_as_the_positions_stretch(scaling: RopeScaling | None, most: int) -> None:
+    model = msgspec.structs.replace(MODEL, rope_scaling=scaling)
+    assert build.resolve_max_model_len(EngineConfig(model="m"), model) == 4096
+    assert build.resolve_max_model_len(EngineConfig(model="m", max_model_len=most), model) == most
+    with pytest.raises(ConfigError, match=f"more than the {most} positions"):
+        build.resolve_max_model_len(EngineConfig(model="m", max_model_len=most + 1), model)
+
+
+@pytest.mark.parametrize(
+    ("size", "backend", "fine"), [(104, "cpu", True), (100, "cpu", False), (264, "cpu", False), (100, "reference", True)]
+)
+def test_heads_without_kernels_are_refused_before_anything_is_loaded(size: int, backend: Any, fine: bool) -> None:
+    config, model = EngineConfig(model="m", backend=backend), msgspec.structs.replace(MODEL, head_dim=size)
+    with contextlib.nullcontext() if fine else pytest.raises(ConfigError, match=f"heads have {size} elements"):
+        build.check_heads(config, model)
 
 
 def manager(num_blocks: int, **changes: Any) -> KVManager:

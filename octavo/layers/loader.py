@@ -6,7 +6,7 @@ input costs no copy: they are packed from where they lie, integer ones some rows
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -40,12 +40,15 @@ class Loader:
     weight_format: WeightFormat = "plain"
     quantize: Quantize = quantize
     keep: Keep = make_now
+    asked: set[str] = field(default_factory=set)
+    """The tensors that layers have pulled, or know to leave out."""
 
     def matrix(
         self, names: Sequence[str], *, rows: Sequence[int], columns: int, vocabulary: bool = False, gated: bool = False
     ) -> Weight:
         """The matrices [rows[i], columns] stacked in order -> one packed weight [sum(rows), columns]. ``vocabulary``: of token
         embeddings or of the head. ``gated``: for ``gated_linear``."""
+        self.asked.update(names)
         for name, count in zip(names, rows, strict=True):
             self.source.check(name, (count, columns))
         return self.keep("+".join(names), lambda: self._pack(names, rows, columns, vocabulary, gated))
@@ -58,6 +61,7 @@ class Loader:
 
     def vector(self, names: Sequence[str], *, sizes: Sequence[int]) -> Array:
         """The vectors joined in order, float32 on the device."""
+        self.asked.update(names)
         parts = [self.source.vector(name, size=size) for name, size in zip(names, sizes, strict=True)]
         return self.backend.tensor(np.concatenate(parts))
 

@@ -22,6 +22,7 @@ class Rotary:
 
     def __init__(self, loader: Loader, *, config: ModelConfig, max_model_len: int, factors_name: str) -> None:
         self._ops = loader.backend.ops
+        loader.asked.add(factors_name)
         factors = loader.source.vector(factors_name, size=config.head_dim // 2) if loader.source.has(factors_name) else None
         self._table = loader.backend.tensor(rotary_table(config, max_model_len, factors=factors))
 

@@ -3,6 +3,7 @@
 ``load_model`` is all that a worker sees: facts and a source of weights in, a ``Model`` out.
 """
 
+import re
 from collections.abc import Callable
 from typing import Protocol
 
@@ -54,11 +55,27 @@ def load_model(
     numbers where the ``weight_format`` asks for that. ``progress`` hears the fraction done, rising to 1. ``keep`` has
     matrices that are packed already, or remembers those that are made.
 
-    Raises ``ConfigError`` for an unknown architecture, for tensors that are missing or of another shape, and for tensors that
-    cannot be had in the ``weight_format``.
+    Raises ``ConfigError`` for an unknown architecture, for tensors that are missing, of another shape or not part of it, and
+    for tensors that cannot be had in the ``weight_format``.
     """
     loader = Loader(source, backend, weight_format, quantize, keep)
-    return _family(config)(config, loader, max_model_len=max_model_len, progress=progress or (lambda _: None))
+    model = _family(config)(config, loader, max_model_len=max_model_len, progress=progress or (lambda _: None))
+    for name in source.names():
+        if name not in loader.asked and not _may_be_left_out(name, config):
+            raise ConfigError(
+                f"tensor {name!r} has no place in this {config.architecture}, and without it the output would be another "
+                "model's: the configuration does not speak of it, or what it is for is not supported"
+            )
+    return model
+
+
+def _may_be_left_out(name: str, config: ModelConfig) -> bool:
+    """Rotary frequencies, which follow from the configuration; a head that is the embedding once more; layers behind the last
+    one, which guess tokens."""
+    layer = re.match(r"(?:model\.layers|blk)\.(\d+)\.", name)
+    if layer is not None and int(layer[1]) >= config.num_layers:
+        return True
+    return name.endswith((".inv_freq", ".attn_rot_embd.weight")) or (name == "lm_head.weight" and config.tie_word_embeddings)
 
 
 def matrix_sizes(config: ModelConfig) -> tuple[int, int]:

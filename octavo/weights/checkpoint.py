@@ -1,7 +1,7 @@
 """``open_checkpoint``: a path -> the model's facts, its weights, and where its tokenizer and chat template are.
 
-Owns the recognition of formats. Opens files and checks them, reads no tensor. A missing tokenizer is not an error here:
-both of its places are None then.
+Owns the recognition of formats. Opens files and checks them; reads no tensor, unless a head may be the embedding once more. A
+missing tokenizer is not an error here: both of its places are None then.
 """
 
 from collections.abc import Mapping
@@ -101,10 +101,13 @@ def _open_directory(path: Path, *, dummy: bool, seed: int) -> Checkpoint:
     generation = _json_in(path, "generation_config.json")
     weights = None if dummy else SafetensorsCheckpoint(path)
     stored = "bfloat16" if weights is None else _stored_dtype(weights)
+    model = parse_hf_config(config, generation, directory=path, stored_dtype=stored)
+    if model.tie_word_embeddings and weights is not None and _has_own_head(weights):
+        model = msgspec.structs.replace(model, tie_word_embeddings=False)
     return Checkpoint(
         path=path,
         kind="safetensors" if weights else "dummy",
-        config=parse_hf_config(config, generation, directory=path, stored_dtype=stored),
+        config=model,
         source=SafetensorsSource(weights) if weights else DummySource(seed=seed),
         tokenizer_dir=path if (path / "tokenizer.json").is_file() else None,
         gguf_metadata=None,
@@ -118,6 +121,17 @@ def _stored_dtype(weights: SafetensorsCheckpoint) -> StoredDtype:
         if (stored := _STORED.get(weights.entry(name).dtype)) is not None:
             return stored
     return "bfloat16"
+
+
+def _has_own_head(weights: SafetensorsCheckpoint) -> bool:
+    """Whether there is a head that differs from the embedding: then the two are not tied, whatever the configuration says."""
+    if "lm_head.weight" not in weights or "model.embed_tokens.weight" not in weights:
+        return False
+    head, embedding = weights.tensor("lm_head.weight"), weights.tensor("model.embed_tokens.weight")
+    if (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
+        return True
+    some = 4096  # rows at a time
+    return any(head[i : i + some].tobytes() != embedding[i : i + some].tobytes() for i in range(0, len(head), some))
 
 
 def _json_in(directory: Path, name: str) -> dict[str, Any] | None:

@@ -4,9 +4,12 @@ Owns the vocabulary of GGUF: ``llama.block_count``, ``blk.0.attn_q.weight`` and 
 Mistral, SmolLM), qwen2 and qwen3. Sizes that the tensors themselves tell are taken from them. Every number is bounded.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from octavo.config import ConfigError, ModelConfig, RopeScaling
 from octavo.quant.gguf import GgmlType
@@ -51,6 +54,21 @@ _BLOCK = {
     "ffn_down": "mlp.down_proj",
 }
 _BLOCK_NAME = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+_UNSUPPORTED = {
+    **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale"), (0.0, 1.0)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv"), (0.0,)),
+    **dict.fromkeys(("attention.scale", "attention.max_alibi_bias"), (0.0,)),
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+}
+"""Keys that other architectures have, and the values that say nothing."""
+_CONTROL = 3
+"""The ``token_type`` of tokens that are marks and no text."""
+_END_TEXTS = {
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"),
+    *("<EOT>", "_<EOT>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+}
+"""Marks by which models of these architectures end a text, a turn or a message."""
 _SAMPLING = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 
 
@@ -72,6 +90,7 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
     embedding = _matrix(file, "token_embd.weight")
     matrix_types = _matrix_types(file.tensors)
     num_heads = fields.integer("attention.head_count", high=MAX_HEADS)
+    _refuse_unsupported(fields)
     max_positions = fields.integer("context_length", high=MAX_POSITIONS)
     head_dim = _head_dim(fields, embedding.shape[1], num_heads)
     model = ModelConfig(
@@ -118,6 +137,14 @@ def _architecture(general: Fields) -> str:
     return arch
 
 
+def _refuse_unsupported(fields: Fields) -> None:
+    """Settings under which the numbers would silently be wrong."""
+    for name, usual in _UNSUPPORTED.items():
+        value = fields.get(name)
+        if value is not None and value not in usual:
+            raise fields.refuse(name, f"is {str(value)[:40]}, which is not supported")
+
+
 def _matrix(file: GgufFile, name: str) -> GgufTensor:
     tensor = file.tensors.get(name)
     if tensor is None or len(tensor.shape) != 2:
@@ -146,7 +173,14 @@ def _rope_scaling(fields: Fields, max_positions: int) -> RopeScaling | None:
         kind = "linear" if factor and factor != 1 else "none"
     if kind == "none" or not factor:
         return None
+    amplitude = fields.maybe_number("rope.scaling.attn_factor", low=0, high=MAX_ROPE_FACTOR) or 1.0
+    amplitude *= fields.maybe_number("rope.scaling.yarn_attn_factor", low=0, high=MAX_ROPE_FACTOR) or 1.0
+    for name, usual in (("yarn_ext_factor", (-1.0, 1.0)), ("yarn_log_multiplier", (0.0,))):
+        if (value := fields.maybe_number(f"rope.scaling.{name}", low=-1, high=MAX_ROPE_FACTOR)) not in (None, *usual):
+            raise fields.refuse(f"rope.scaling.{name}", f"is {value:g}, which is not supported")
     if kind == "linear":
+        if amplitude != 1:
+            raise fields.refuse("rope.scaling.attn_factor", "must be 1 with linear scaling")
         return RopeScaling(rope_type="linear", factor=factor)
     if kind != "yarn":
         raise fields.refuse("rope.scaling.type", f"is {kind[:40]!r}; 'linear' and 'yarn' are supported")
@@ -155,16 +189,22 @@ def _rope_scaling(fields: Fields, max_positions: int) -> RopeScaling | None:
         factor=factor,
         original_max_position_embeddings=fields.maybe_integer("rope.scaling.original_context_length", high=MAX_POSITIONS)
         or max_positions,
+        attention_factor=None if amplitude == 1 else amplitude * (1 + 0.1 * math.log(max(factor, 1.0))),
         beta_fast=fields.maybe_number("rope.scaling.yarn_beta_fast", low=0, high=MAX_ROPE_FACTOR) or 32.0,
         beta_slow=fields.maybe_number("rope.scaling.yarn_beta_slow", low=0, high=MAX_ROPE_FACTOR) or 1.0,
     )
 
 
 def _end_tokens(general: Fields) -> tuple[int, ...]:
-    """End of text, of turn and of message: each ends an answer."""
+    """End of text, of turn and of message: each ends an answer. Files seldom have a key for every one of them, so the others
+    are known by their text, as in llama.cpp; a token of such a text that is not a control token is left to be text."""
     found: list[int] = []
     for name in ("eos_token_id", "eot_token_id", "eom_token_id"):
         found += general.token_ids(f"tokenizer.ggml.{name}")
+    tokens, types = general.get("tokenizer.ggml.tokens"), general.get("tokenizer.ggml.token_type")
+    if isinstance(tokens, Sequence) and isinstance(types, np.ndarray):
+        control = np.flatnonzero(types[: len(tokens)] == _CONTROL).tolist()
+        found += [token_id for token_id in control if tokens[token_id] in _END_TEXTS]
     return tuple(dict.fromkeys(found))
 
 

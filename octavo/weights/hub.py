@@ -8,7 +8,9 @@ Code and pickles are never fetched.
 import re
 from pathlib import Path
 
-from octavo.config import ConfigError
+import msgspec
+
+from octavo.config import ConfigError, EngineConfig
 from octavo.weights.demo import DEMO_MODELS, fetch_demo_model
 from octavo.weights.packaged import cache_directory
 
@@ -41,6 +43,13 @@ def resolve_model(model: str, *, revision: str | None = None, progress: bool = T
         f"model {model[:200]!r}: no such directory or .gguf file, no demo model ({', '.join(sorted(DEMO_MODELS))})"
         " and no hub id like org/name"
     )
+
+
+def resolved(config: EngineConfig) -> EngineConfig:
+    """``config`` with a model that is here, fetched if need be: who opens it later opens the same. A demo model keeps its name,
+    for messages. Raises ``ConfigError`` as ``resolve_model``."""
+    path = resolve_model(config.model, revision=config.revision)
+    return config if config.model in DEMO_MODELS else msgspec.structs.replace(config, model=str(path))
 
 
 def _fetch_from_hub(repo: str, *, revision: str | None, progress: bool) -> Path:

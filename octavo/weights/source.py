@@ -6,6 +6,7 @@ and tensor.
 """
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,11 @@ class WeightSource(Protocol):
     """Tensors by name. Implementations: safetensors, GGUF, and random numbers."""
 
     def has(self, name: str) -> bool: ...
+
+    def names(self) -> Iterable[str]:
+        """Of the tensors that belong to the model: whoever leaves one out computes another model. Those that no supported model
+        has are under the file's own names."""
+        ...
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises ``ConfigError`` unless there is a tensor of that name and shape."""
@@ -60,6 +66,9 @@ class SafetensorsSource:
     def has(self, name: str) -> bool:
         return name in self._checkpoint
 
+    def names(self) -> Iterable[str]:
+        return (name for name in self._checkpoint if name.startswith(("model.", "lm_head.")))
+
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         self._tensor(name, shape)
 
@@ -92,11 +101,15 @@ class GgufSource:
     def __init__(self, file: GgufFile, *, interleaved_heads: dict[str, int], unpack: Unpack) -> None:
         self._path = file.path
         self._tensors = {ours: tensor for name, tensor in file.tensors.items() if (ours := hf_name(name)) is not None}
+        self._names = tuple(hf_name(name) or name for name in file.tensors)
         self._interleaved_heads = interleaved_heads
         self._unpack = unpack
 
     def has(self, name: str) -> bool:
         return name in self._tensors
+
+    def names(self) -> Iterable[str]:
+        return self._names
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         self._tensor(name, shape)
@@ -168,6 +181,9 @@ class DummySource:
 
     def has(self, name: str) -> bool:
         return name.endswith((".weight", ".bias"))
+
+    def names(self) -> Iterable[str]:
+        return ()
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Any name has a tensor of any shape."""

@@ -20,7 +20,7 @@ NUM_ROWS, MAX_MODEL_LEN = 12, 24
 
 
 @given(num_blocks=st.integers(1, 70), actions=st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_buddies_are_split_and_merged(num_blocks: int, actions: list[tuple[bool, int]]) -> None:
     pool = BuddyPool(num_blocks)
     runs: list[tuple[int, int]] = []
@@ -43,7 +43,7 @@ def test_buddies_are_split_and_merged(num_blocks: int, actions: list[tuple[bool,
 
 
 @given(num_blocks=st.integers(1, 70), taken=st.lists(st.integers(0, 3), max_size=6), orders=st.lists(st.integers(0, 5)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_fits_together_can_be_taken_together(num_blocks: int, taken: list[int], orders: list[int]) -> None:
     pool = BuddyPool(num_blocks)
     runs = [(pool.allocate(order), order) for order in taken if pool.fits([order])]
@@ -300,6 +300,6 @@ class ContiguousMachine(RuleBasedStateMachine):
 
 
 ContiguousMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 TestContiguousKVManager = ContiguousMachine.TestCase

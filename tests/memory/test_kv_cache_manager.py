@@ -219,7 +219,7 @@ class KVCacheMachine(RuleBasedStateMachine):
 
 
 KVCacheMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=60, suppress_health_check=list(HealthCheck)
 )
 TestKVCacheManager = KVCacheMachine.TestCase
 

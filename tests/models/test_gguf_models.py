@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from octavo.backends.reference.backend import ReferenceBackend
+from octavo.config import ConfigError
 from octavo.models import load_model
 from octavo.weights.checkpoint import open_checkpoint
 from tests.models.paged import PagedRunner
@@ -94,6 +95,16 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["blk.0.attn_sinks.weight", "token_embd_norm.weight", "blk.1.attn_k.bias", "rope_factors_long"]
+)
+def test_a_tensor_that_has_no_place_in_the_model_is_refused(name: str, tmp_path: Path) -> None:
+    more = {name: np.ones(16, np.float32), "blk.3.nextn.weight": np.ones(4, np.float32)}
+    write(build("smollm", tmp_path / "hf"), tmp_path / "m.gguf", arch="llama", kind=gguf.GGMLQuantizationType.F32, extra=more)
+    with pytest.raises(ConfigError, match="has no place in this LlamaForCausalLM"):
+        logits_of(tmp_path / "m.gguf")
 
 
 def logits_of(path: Path) -> np.ndarray:

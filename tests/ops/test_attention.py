@@ -190,7 +190,7 @@ PAGED = st.builds(
 
 
 @pytest.mark.parametrize(("isa", "dtype"), DEVICES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(paged=PAGED, data=st.data())
 def test_attention_is_its_definition(isa: str, dtype: str, paged: Paged, data: st.DataObject) -> None:
     counts = [data.draw(st.integers(1, min(length, 30))) for length in paged.lengths]
@@ -198,7 +198,7 @@ def test_attention_is_its_definition(isa: str, dtype: str, paged: Paged, data: s
 
 
 @pytest.mark.parametrize(("isa", "dtype"), DEVICES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(paged=PAGED, data=st.data())
 def test_a_row_is_the_same_bits_in_any_step(isa: str, dtype: str, paged: Paged, data: st.DataObject) -> None:
     """Alone, among others, in chunks cut anywhere, on one thread and on several (which cut long sequences into partitions)."""

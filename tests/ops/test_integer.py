@@ -89,7 +89,7 @@ def size_of_sums(x: np.ndarray, weight: Integer) -> np.ndarray:
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=SEEDS, m=st.integers(0, 500), groups=GROUPS, pairs=st.integers(1, 8), bias=st.booleans(), bits=BITS, tuning=TUNINGS)
 def test_gated_linear_is_linear_and_its_gates(
     isa: str,
@@ -116,7 +116,7 @@ def test_gated_linear_is_linear_and_its_gates(
 
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS, m=st.integers(0, 500), groups=GROUPS, n=st.integers(1, 400), spoilt=st.booleans(), bits=BITS, tuning=TUNINGS)
 def test_linear_argmax_is_linear_and_its_argmax(
     isa: str, kernels: str, kind: str, seed: int, m: int, groups: int, n: int, spoilt: bool, bits: int, tuning: str
@@ -137,7 +137,7 @@ def test_linear_argmax_is_linear_and_its_argmax(
 
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=SEEDS,
     m=ROWS,
@@ -174,7 +174,7 @@ def test_linear_is_what_the_reference_computes(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=SEEDS, m=ROWS, groups=GROUPS, n=COLUMNS, bits=BITS, tuning=TUNINGS, data=st.data())
 def test_a_row_depends_on_nothing_else(
     isa: str, kind: str, seed: int, m: int, groups: int, n: int, bits: int, tuning: str, data: st.DataObject
@@ -211,7 +211,7 @@ def test_rows_keep_their_bits_at_every_batch_size(isa: str, kind: str, groups: i
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("bits", [8, 16])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     seed=SEEDS,
     m=ROWS,
@@ -253,7 +253,7 @@ def test_what_goes_into_a_result_must_fit() -> None:
 
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=SEEDS, groups=GROUPS, n=COLUMNS, count=st.integers(0, 50))
 def test_embedding_is_a_dequantized_row(isa: str, kernels: str, kind: str, seed: int, groups: int, n: int, count: int) -> None:
     table = random_weight(seed, kind, n, groups)
@@ -299,7 +299,7 @@ def identity(isa: str, kernels: str, groups: int, bits: int) -> Any:
 
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)
 @pytest.mark.parametrize("groups", [3, 67])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=SEEDS, size=st.sampled_from([1e-36, 1e-29, 1.0, 1e30]), bits=BITS)
 def test_activations_are_quantized_as_defined(isa: str, kernels: str, groups: int, seed: int, size: float, bits: int) -> None:
     x = normal(seed, 5, groups * GROUP) * np.float32(size)

@@ -119,7 +119,7 @@ def _pairs(sources: int, targets: int) -> st.SearchStrategy[list[tuple[int, int]
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("block_size", [3, 8, 16])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     steps=st.lists(
         st.builds(

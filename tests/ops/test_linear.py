@@ -17,7 +17,7 @@ DEVICES = [(isa, dtype) for isa in ISAS for dtype in DTYPES]
 
 
 @pytest.mark.parametrize(("isa", "dtype"), DEVICES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=SEEDS, m=ROWS, k=DEPTHS, n=COLUMNS, bias=st.booleans(), residual=st.booleans())
 def test_linear_is_the_product(isa: str, dtype: str, seed: int, m: int, k: int, n: int, bias: bool, residual: bool) -> None:
     x, weight = act(normal(seed, m, k), dtype), Dense(act(normal(seed + 1, n, k), dtype))
@@ -41,7 +41,7 @@ def test_matrices_one_below_the_other_are_one(isa: str, dtype: str, stored: str,
 
 
 @pytest.mark.parametrize(("isa", "dtype"), DEVICES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS, m=ROWS, k=DEPTHS, n=COLUMNS, data=st.data())
 def test_a_row_of_linear_depends_on_nothing_else(
     isa: str, dtype: str, seed: int, m: int, k: int, n: int, data: st.DataObject
@@ -106,7 +106,7 @@ def test_the_bits_of_bfloat16_are_those_of_its_definition() -> None:
 
 
 @pytest.mark.parametrize(("isa", "dtype"), DEVICES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=SEEDS, k=DEPTHS, n=COLUMNS, source=st.sampled_from(DTYPES), count=st.integers(0, 50))
 def test_embedding_reads_rows_back(isa: str, dtype: str, seed: int, k: int, n: int, source: str, count: int) -> None:
     table = Dense(act(normal(seed, n, k), source))
@@ -130,7 +130,7 @@ def test_the_result_may_take_over_the_residual_but_never_the_input(dtype: str) -
 
 
 @pytest.mark.parametrize(("isa", "dtype"), DEVICES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS, m=ROWS, k=DEPTHS, half=st.sampled_from([1, 31, 32, 64, 96, 160]), bias=st.booleans())
 def test_gated_linear_is_linear_and_its_gate(isa: str, dtype: str, seed: int, m: int, k: int, half: int, bias: bool) -> None:
     """Bit for bit, in blocks of columns or not, for any number of threads."""
@@ -160,7 +160,7 @@ def test_gated_rows_in_chunks_keep_their_bits(isa: str) -> None:
 
 
 @pytest.mark.parametrize(("isa", "dtype"), DEVICES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS, m=ROWS, k=DEPTHS, n=st.integers(1, 400), coarse=st.booleans(), data=st.data())
 def test_linear_argmax_is_linear_and_its_argmax(
     isa: str, dtype: str, seed: int, m: int, k: int, n: int, coarse: bool, data: st.DataObject

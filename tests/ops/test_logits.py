@@ -31,7 +31,7 @@ def make_logits(data: st.DataObject, rows: int, size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size=SIZES, data=st.data())
 def test_argmax(isa: str, size: int, data: st.DataObject) -> None:
     logits = make_logits(data, 3, size)
@@ -89,7 +89,7 @@ def _acceptable(logits: np.ndarray, column: dict[str, Any]) -> set[int]:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size=SIZES, data=st.data())
 def test_sample_is_the_oracles(isa: str, size: int, data: st.DataObject) -> None:
     rows = 4
@@ -155,7 +155,7 @@ def _penalties(rng: np.random.Generator, rows: int, size: int) -> Penalties:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(size=SIZES, data=st.data())
 def test_penalties_are_the_oracles_bit_for_bit(size: int, data: st.DataObject) -> None:
     logits = make_logits(data, 7, size)
@@ -255,7 +255,7 @@ def test_nothing_is_drawn_from_unsound_rows() -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size=SIZES, data=st.data())
 def test_top_logprobs_is_the_oracles(isa: str, size: int, data: st.DataObject) -> None:
     logits = make_logits(data, 3, size)

@@ -73,7 +73,7 @@ def product_of_pairs(x: np.ndarray, weight: Int4Group) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     m=st.integers(1, 40),

@@ -23,7 +23,7 @@ SHAPES = st.builds(
 
 
 @pytest.mark.parametrize(("isa", "dtype"), DEVICES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS, rows=ROWS, size=st.integers(1, 300), scale=st.sampled_from([1e-3, 1.0, 30.0]))
 def test_rms_norm_and_silu(isa: str, dtype: str, seed: int, rows: int, size: int, scale: float) -> None:
     x, weight = normal(seed, rows, size) * np.float32(scale), normal(seed + 1, size)
@@ -34,7 +34,7 @@ def test_rms_norm_and_silu(isa: str, dtype: str, seed: int, rows: int, size: int
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS, rows=ROWS, shape=SHAPES, part=st.sampled_from(["q", "k"]))
 def test_head_norm_and_rotary_change_their_heads_only(isa: str, seed: int, rows: int, shape: AttentionShape, part: str) -> None:
     backend, reference = device(isa, "float32"), oracle("float32")
@@ -69,7 +69,7 @@ def _row_ops(backend: CpuBackend, shape: AttentionShape) -> dict[str, Callable[[
 
 
 @pytest.mark.parametrize(("isa", "dtype"), DEVICES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=SEEDS, rows=st.integers(1, 140), shape=SHAPES, place=st.integers(0, 139))
 def test_a_row_depends_on_nothing_else(isa: str, dtype: str, seed: int, rows: int, shape: AttentionShape, place: int) -> None:
     place %= rows

@@ -49,7 +49,7 @@ def assert_same(backend: CpuBackend, x: np.ndarray, weight: Any, allowed: np.nda
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", ["normal", "outliers", "equals", "close"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=SEEDS, m=st.sampled_from([1, 2, 3, 4, 17, 40, 300]), groups=st.integers(1, 8), n=COLUMNS)
 def test_the_largest_of_plain_numbers(isa: str, dtype: str, kind: str, seed: int, m: int, groups: int, n: int) -> None:
     x, matrix = matrix_and_rows(seed, m, 32 * groups, n, kind)
@@ -104,7 +104,7 @@ def _in_bits(bits: int, matrix: np.ndarray) -> Int4Group | Int5Group | Int6Group
 @pytest.mark.parametrize("bits", [4, 5, 6, 8])
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", ["normal", "outliers", "close"])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=SEEDS, m=st.sampled_from([9, 16, 40]), groups=st.integers(1, 8), n=COLUMNS, far=st.booleans())
 def test_the_largest_of_integers_in_16_bits(
     isa: str, bits: int, kind: str, seed: int, m: int, groups: int, n: int, far: bool
@@ -120,7 +120,7 @@ def test_the_largest_of_integers_in_16_bits(
 @pytest.mark.parametrize("activation_bits", [8, 16])
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", ["normal", "outliers", "equals", "close"])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=SEEDS, m=st.sampled_from([1, 2, 3, 4, 5]), groups=st.integers(1, 8), n=COLUMNS)
 def test_the_largest_for_few_rows_of_integers_in_8_bits(
     isa: str, activation_bits: Any, kind: str, seed: int, m: int, groups: int, n: int

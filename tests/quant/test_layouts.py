@@ -37,7 +37,7 @@ def test_meaning_of_int8() -> None:
     np.testing.assert_array_equal(Int8Group(values, scales).dequantize(), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=SEEDS, rows=st.integers(1, 20), groups=st.integers(1, 5), size=st.sampled_from([1e-3, 0.02, 1, 100]))
 def test_quantized_weights_are_within_half_a_step(seed: int, rows: int, groups: int, size: float) -> None:
     matrix = normal(seed, rows, 32 * groups) * np.float32(size)

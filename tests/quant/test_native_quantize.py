@@ -39,7 +39,7 @@ def odd_groups(seed: int, rows: int, groups: int) -> np.ndarray:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("bits", BITS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 30), groups=st.integers(1, 7), dtype=st.sampled_from(DTYPES))
 def test_equals_numpy_bit_for_bit(isa: str, bits: Bits, seed: int, rows: int, groups: int, dtype: str) -> None:
     matrix = act(odd_groups(seed, rows, groups), dtype)

@@ -62,7 +62,7 @@ def as_beam(row: SampleRow, ignore_eos: bool) -> SampleRow:
 
 @pytest.mark.parametrize("name", ["reference", "cpu"])
 @given(batch=batches(), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_candidates_are_those_of_the_definition_and_of_their_own_row(
     name: str, batch: tuple[np.ndarray, list[SampleRow]], data: st.DataObject
 ) -> None:

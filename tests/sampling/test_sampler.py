@@ -100,7 +100,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[SampleRow]]:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(batch=batches())
 def test_every_draw_is_the_oracles_in_any_company(backend: str, batch: tuple[np.ndarray, list[SampleRow]]) -> None:
     logits, rows = batch
@@ -291,7 +291,7 @@ def test_missing_history_is_an_error_of_the_plan() -> None:
         sampler()(random_logits(1), [a_row(repetition_penalty=1.2)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**64 - 1), options=params(), k=st.integers(0, 5), data=st.data())
 def test_drafts_are_verified_to_what_decoding_without_them_gives(
     seed: int, options: SamplingParams, k: int, data: st.DataObject

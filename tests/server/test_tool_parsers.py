@@ -227,7 +227,7 @@ def cut(draw: st.DrawFn, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_what_was_called_is_read(name: str, data: st.DataObject) -> None:
     calls = data.draw(CALLS)
@@ -238,7 +238,7 @@ def test_what_was_called_is_read(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_pieces_joined_are_the_whole(name: str, data: st.DataObject) -> None:
     calls = written(name, data.draw(CALLS), data.draw(st.integers(0, 5)))
@@ -253,7 +253,7 @@ def test_pieces_joined_are_the_whole(name: str, data: st.DataObject) -> None:
         assert whole[0] == text, "what is no call is content, letter for letter"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), value=st.dictionaries(st.text(max_size=4), JSON, max_size=3) | st.lists(JSON, max_size=3))
 def test_the_end_of_json_is_found(data: st.DataObject, value: Any) -> None:
     text = json.dumps(value, indent=data.draw(st.sampled_from([None, 1])))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.request import Thinking
@@ -526,7 +526,7 @@ PARSER_CHOICES = [
 ]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(
     pieces=st.lists(PIECES, max_size=12),
     parser=st.sampled_from(range(len(PARSER_CHOICES))),

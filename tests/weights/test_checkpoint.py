@@ -7,10 +7,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from octavo.backends.reference.backend import ReferenceBackend
 from octavo.config import ConfigError
-from octavo.models import load_model
+from octavo.models import Model, load_model
 from octavo.weights.checkpoint import open_checkpoint
 from tests.models.paged import PagedRunner
 from tests.models.test_gguf_models import write as write_gguf
@@ -105,6 +106,47 @@ def test_what_cannot_be_opened(hf: Path, saved: Path, tmp_path: Path) -> None:
     (hf / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"no config\.json"):
         open_checkpoint(hf)
+
+
+def rewrite(directory: Path, changes: dict[str, np.ndarray]) -> None:
+    """The checkpoint with some tensors more, or others."""
+    path = directory / "model.safetensors"
+    save_file({**load_file(path), **changes}, path)
+
+
+def load(directory: Path) -> tuple[Model, PagedRunner]:
+    checkpoint, backend = open_checkpoint(directory), ReferenceBackend()
+    model = load_model(checkpoint.config, checkpoint.source, backend, max_model_len=32)
+    return model, PagedRunner(model, backend, checkpoint.config, max_len=32)
+
+
+def test_a_head_that_is_not_the_embedding_is_not_tied_to_it(hf: Path) -> None:
+    embedding = load_file(hf / "model.safetensors")["model.embed_tokens.weight"]
+    [expected] = load(hf)[1].step([(0, [1, 2, 3])])
+    rewrite(hf, {"lm_head.weight": embedding})
+    assert open_checkpoint(hf).config.tie_word_embeddings
+    [same] = load(hf)[1].step([(0, [1, 2, 3])])
+    np.testing.assert_array_equal(same, expected)
+    rewrite(hf, {"lm_head.weight": -embedding})
+    assert not open_checkpoint(hf).config.tie_word_embeddings
+    [negated] = load(hf)[1].step([(0, [1, 2, 3])])
+    np.testing.assert_allclose(negated, -expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["layers.1.self_attn.q_proj.bias", "layers.0.self_attn.q_norm.weight", "layers.2.self_attn.sinks", "extra_norm.weight"],
+)
+def test_a_tensor_that_has_no_place_in_the_model_is_refused(hf: Path, name: str) -> None:
+    rewrite(hf, {f"model.{name}": np.ones(8, np.float32)})
+    with pytest.raises(ConfigError, match=f"tensor 'model.{name}' has no place in this LlamaForCausalLM"):
+        load(hf)
+
+
+def test_tensors_that_say_nothing_new_are_left_out(hf: Path) -> None:
+    one = np.ones(8, np.float32)
+    rewrite(hf, {"model.layers.0.self_attn.rotary_emb.inv_freq": one, "model.layers.3.mtp.weight": one, "score.weight": one})
+    load(hf)
 
 
 def test_tensors_that_contradict_the_configuration(hf: Path) -> None:

@@ -1,5 +1,6 @@
 """GGUF metadata gives the facts of the model, or is refused by file and key; tensor names map to those of checkpoints."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,26 @@ def test_optional_facts(file: GgufFile) -> None:
     assert parse(file, sampling).default_sampling == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
     assert parse(file, {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 1.0}).rope_scaling is None
     assert parse(file, {"llama.rope.scale_linear": 4.0}).rope_scaling == RopeScaling(rope_type="linear", factor=4.0)
+    yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0, "llama.rope.scaling.yarn_ext_factor": 1.0}
+    plain, damped = parse(file, yarn).rope_scaling, parse(file, {**yarn, "llama.rope.scaling.attn_factor": 0.5}).rope_scaling
+    assert plain is not None and plain.attention_factor is None and damped is not None
+    assert damped.attention_factor == pytest.approx(0.5 * (1 + 0.1 * math.log(4)))
+    assert parse(file, {"llama.logit_scale": 1.0, "llama.attention.scale": 0.0}) == parse(file, {})
     assert parse(file, {"llama.attention.head_count_kv": ...}).num_kv_heads == 6
     assert parse(file, {"llama.rope.freq_base": ...}).rope_theta == 10_000.0
+
+
+def test_control_tokens_that_end_an_answer_are_known_by_their_text(file: GgufFile) -> None:
+    tokens = ["a", "<|im_end|>", "<|im_start|>", "<|eot_id|>", "<EOT>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>"]
+    keys = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": np.array([1, 3, 3, 3, 1, 3, 3], np.int32)}
+    assert parse(file, keys).eos_token_ids == (1, 3, 5)
+    assert parse(file, {**keys, "tokenizer.ggml.eos_token_id": 3}).eos_token_ids == (3, 1, 5), "what the file names comes first"
+    assert parse(file, {**keys, "tokenizer.ggml.token_type": np.array([1, 4, 3])}).eos_token_ids == ()
+    for types in (..., 3, np.zeros(9, np.int32), [np.array([3])]):
+        assert parse(file, {**keys, "tokenizer.ggml.token_type": types}).eos_token_ids == ()
+    assert parse(file, {**keys, "tokenizer.ggml.tokens": tokens[:2]}).eos_token_ids == (1,)
+    for texts in (..., 3, np.array([3] * 7), ["<|im_start|>"]):
+        assert parse(file, {**keys, "tokenizer.ggml.tokens": texts}).eos_token_ids == ()
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -80,6 +99,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"llama.attention.key_length": 7, "llama.attention.value_length": 7}, "odd"),
     ({"llama.attention.value_length": 16}, "value_length"),
     ({"llama.rope.dimension_count": 4}, "dimension_count"),
+    ({"llama.attention.scale": 0.5}, r"llama\.attention\.scale' is 0\.5, which is not supported"),
+    ({"llama.logit_scale": 8.0}, "logit_scale"),
+    ({"llama.attention.causal": False}, "causal"),
+    ({"llama.rope.scale_linear": 4.0, "llama.rope.scaling.attn_factor": 0.5}, "attn_factor"),
+    ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 2.0, "llama.rope.scaling.yarn_ext_factor": 0.0}, "ext"),
     ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}, "longrope"),
     ({"tokenizer.ggml.eos_token_id": -1}, "eos_token_id"),
 ]
