@@ -57,9 +57,10 @@ class Tokenizer:
         """
         path = Path(path)
         file = path if path.suffix == ".json" else path / "tokenizer.json"
-        config = _read_config(file.parent / "tokenizer_config.json")
+        config = _read_companions(file.parent)
         library_tokenizer = _load_tokenizer_json(file)
         _add_configured_tokens(library_tokenizer, config)
+        _mark_special_tokens(library_tokenizer, config)
         decoder = library_tokenizer.decoder
         decoding = parse_decoder(decoder.__getstate__() if decoder is not None else None, source=str(file))
         template = _operator_template(chat_template) or _directory_template(file.parent, config)
@@ -222,6 +223,12 @@ def _load_tokenizer_json(file: Path) -> Any:
     return library_tokenizer
 
 
+def _read_companions(directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json, and where it is silent special_tokens_map.json, which alone names the tokens of some models."""
+    config = _read_config(directory / "tokenizer_config.json")
+    return _read_config(directory / "special_tokens_map.json") | {k: v for k, v in config.items() if v is not None}
+
+
 def _read_config(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
@@ -235,34 +242,64 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The named special tokens, each written as a string or as an object with ``content``."""
-    named = {}
-    for name in _SPECIAL_NAMES:
-        value = config.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            named[name] = text
-    return named
+    texts = {name: _text_of(config.get(name)) for name in _SPECIAL_NAMES}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _text_of(entry: Any) -> str | None:
+    """A token is written as a string or as an object with ``content``."""
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) else None
+
+
+def _added_token(text: str, entry: Any) -> Any:
+    """The library's token; its flags are those of ``entry``, if that is an object."""
+    from tokenizers import AddedToken
+
+    written = entry if isinstance(entry, dict) else {}
+    flags = {flag: bool(written.get(flag, False)) for flag in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+    return AddedToken(text, **flags)
 
 
 def _add_configured_tokens(library_tokenizer: Any, config: Mapping[str, Any]) -> None:
     """Tokens that only tokenizer_config.json names; their ids must be those the model was trained with."""
-    from tokenizers import AddedToken
-
     entries = config.get("added_tokens_decoder")
     if not isinstance(entries, dict):
         return
     for key in sorted(entries, key=lambda k: int(k) if str(k).isdecimal() else 0):
-        entry = entries[key]
-        content = entry.get("content") if isinstance(entry, dict) else None
-        if not isinstance(content, str) or library_tokenizer.token_to_id(content) is not None:
+        content = _text_of(entries[key])
+        if content is None or library_tokenizer.token_to_id(content) is not None:
             continue
-        flags = {flag: bool(entry.get(flag, False)) for flag in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-        library_tokenizer.add_tokens([AddedToken(content, **flags)])
+        library_tokenizer.add_tokens([_added_token(content, entries[key])])
         if str(library_tokenizer.token_to_id(content)) != str(key):
             raise ConfigError(
                 f"tokenizer_config.json gives {content!r} the id {key}, which tokenizer.json does not leave free."
             )
+
+
+def _mark_special_tokens(library_tokenizer: Any, config: Mapping[str, Any]) -> None:
+    """Tokens that only the configuration calls special: found in text before anything else, left out of output text. One that
+    has no id is given none, as the model may have no embedding for it."""
+    added = {token.content: token for token in library_tokenizer.get_added_tokens_decoder().values()}
+    marked = []
+    for text, entry in {_text_of(entry): entry for entry in _special_entries(config)}.items():
+        if text is None or library_tokenizer.token_to_id(text) is None:
+            continue
+        token = added.get(text, _added_token(text, entry))
+        if text not in added or not token.special:
+            token.special = True
+            marked.append(token)
+    library_tokenizer.add_tokens(marked)
+
+
+def _special_entries(config: Mapping[str, Any]) -> list[Any]:
+    """What a configuration calls special, as it is written. The entries with an id come last, for their flags to count."""
+    found = [config.get(name) for name in _SPECIAL_NAMES]
+    for extra in (config.get("additional_special_tokens"), config.get("extra_special_tokens")):
+        found += extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else []
+    by_id = config.get("added_tokens_decoder")
+    entries = by_id.values() if isinstance(by_id, dict) else []
+    return found + [entry for entry in entries if isinstance(entry, dict) and entry.get("special")]
 
 
 def _set_bos_eos(library_tokenizer: Any, *, bos: str | None, eos: str | None) -> None:

@@ -141,7 +141,7 @@ def _refuse_unsupported(fields: Fields) -> None:
     """Settings under which the numbers would silently be wrong."""
     for name, usual in _UNSUPPORTED.items():
         value = fields.get(name)
-        if value is not None and value not in usual:
+        if value is not None and (not isinstance(value, int | float) or value not in usual):
             raise fields.refuse(name, f"is {str(value)[:40]}, which is not supported")
 
 

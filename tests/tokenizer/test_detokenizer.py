@@ -41,7 +41,7 @@ def streams(draw: st.DrawFn) -> tuple[str, list[int], list[list[int]]]:
     return kind, ids, chunks(draw, ids)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(stream=streams(), skip=st.booleans())
 def test_without_stop_strings_the_pieces_are_the_decoded_ids(
     stream: tuple[str, list[int], list[list[int]]], skip: bool
@@ -55,7 +55,7 @@ def test_without_stop_strings_the_pieces_are_the_decoded_ids(
     assert text.stopped is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(stream=streams(), data=st.data())
 def test_after_a_prompt_the_output_is_what_the_prompt_did_not_say(
     stream: tuple[str, list[int], list[list[int]]], data: st.DataObject
@@ -115,7 +115,7 @@ def probes(tokenizer: Tokenizer) -> list[list[int]]:
 STOPS = ["a", "b", "ab", "ba", "abab", "aab", " a", " ", "é", "世", "b é", "xyz", "\ufffd", "aaa", "user"]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(
     stream=streams(),
     stops=st.lists(st.sampled_from(STOPS), min_size=1, max_size=4, unique=True),

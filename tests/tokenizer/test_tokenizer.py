@@ -13,7 +13,7 @@ from octavo.config import ConfigError
 from octavo.sampling_params import ParameterError
 from octavo.token_bytes import Decoding, parse_decoder
 from octavo.tokenizer import Tokenizer, open_tokenizer
-from tests.tokenizer.small import byte_level_directory, byte_level_metadata, sentencepiece_metadata
+from tests.tokenizer.small import SPECIAL, byte_level_directory, byte_level_metadata, sentencepiece_metadata
 from tests.tokenizer.texts import varied_texts
 
 
@@ -49,7 +49,7 @@ def test_gguf_and_directory_agree(tokenizer: Tokenizer) -> None:
     assert other.encode_batch(texts) == tokenizer.encode_batch(texts)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), skip=st.booleans())
 def test_any_ids_decode_like_transformers(tokenizer: Tokenizer, oracle: Any, data: st.DataObject, skip: bool) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
@@ -147,6 +147,80 @@ def test_tokens_that_only_the_configuration_names(tmp_path: Path) -> None:
         Tokenizer.from_directory(path)
 
 
+def _without_added_tokens(path: Path, **config: Any) -> Path:
+    """The three special tokens are plain entries of the vocabulary, and whatever else was added is gone."""
+    byte_level_directory(path, **config)
+    spec = json.loads((path / "tokenizer.json").read_text())
+    (path / "tokenizer.json").write_text(json.dumps(spec | {"added_tokens": []}))
+    return path
+
+
+_END = {"content": "<|endoftext|>", "lstrip": True, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "special"),
+    [
+        ({}, {1, 2}),
+        ({"pad_token": {"__type": "AddedToken", **_END}}, {0, 1, 2}),
+        ({"additional_special_tokens": ["<|endoftext|>", "<nowhere>"]}, {0, 1, 2}),
+        ({"extra_special_tokens": [{"__type": "AddedToken", **_END}]}, {0, 1, 2}),
+        ({"extra_special_tokens": {"image_token": "<|endoftext|>"}}, {0, 1, 2}),
+        ({"added_tokens_decoder": {"0": _END}}, {0, 1, 2}),
+        ({"added_tokens_decoder": {"0": _END}, "pad_token": "<|endoftext|>"}, {0, 1, 2}),
+        ({"added_tokens_decoder": {"0": {**_END, "special": False}}, "unk_token": "<nowhere>", "sep_token": 5}, {1, 2}),
+    ],
+)
+def test_tokens_that_only_the_configuration_calls_special(tmp_path: Path, config: dict[str, Any], special: set[int]) -> None:
+    from transformers import AutoTokenizer
+
+    path = _without_added_tokens(tmp_path, **config)
+    tokenizer = Tokenizer.from_directory(path)
+    assert tokenizer.special_token_ids == special
+    assert tokenizer.vocab_size == len(json.loads((path / "tokenizer.json").read_text())["model"]["vocab"]), "no id is made up"
+    text = "<|im_start|>user\nhi<|im_end|> <|endoftext|>x"
+    ids = tokenizer.encode(text)
+    assert special.issubset(ids)
+    assert tokenizer.decode(range(3)) == "".join(text for i, text in enumerate(SPECIAL) if i not in special)
+    if "<nowhere>" not in str(config):  # transformers gives it an id
+        oracle = AutoTokenizer.from_pretrained(str(path))
+        assert ids == oracle(text)["input_ids"]
+        for skip in (True, False):
+            assert tokenizer.decode(ids, skip_special_tokens=skip) == oracle.decode(ids, skip_special_tokens=skip)
+
+
+def test_an_added_token_becomes_special_where_the_configuration_names_it(tmp_path: Path) -> None:
+    path = byte_level_directory(tmp_path, pad_token="<tool call>")
+    plain, named = Tokenizer.from_directory(byte_level_directory(tmp_path / "plain")), Tokenizer.from_directory(path)
+    (marked,) = named.special_token_ids - plain.special_token_ids
+    assert named.token_text(marked) == "<tool call>"
+    text = "a <tool call> b<|im_end|>"
+    assert named.encode(text) == plain.encode(text)
+    assert (plain.decode(named.encode(text)), named.decode(named.encode(text))) == ("a <tool call> b", "a  b")
+    assert named.vocab_size == plain.vocab_size
+
+
+def test_special_tokens_map_names_what_the_configuration_does_not(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    path = _without_added_tokens(tmp_path, bos_token=None, eos_token=None, chat_template=template)
+    names = {
+        "bos_token": "<|im_start|>",
+        "eos_token": {"content": "<|im_end|>"},
+        "additional_special_tokens": ["<|endoftext|>"],
+    }
+    (path / "special_tokens_map.json").write_text(json.dumps(names))
+    tokenizer, messages = Tokenizer.from_directory(path), [{"role": "user", "content": "hi"}]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
+    assert tokenizer.special_token_ids == {0, 1, 2}
+    shown = tokenizer.apply_chat_template(messages)
+    assert shown == "<|im_start|>hi<|im_end|>"
+    assert shown == AutoTokenizer.from_pretrained(str(path)).apply_chat_template(messages, tokenize=False)
+    _without_added_tokens(tmp_path, eos_token="<|endoftext|>", chat_template=template)
+    assert Tokenizer.from_directory(path).eos_token_id == 0, "tokenizer_config.json goes before the map"
+
+
 def test_a_tokenizer_json_may_be_named_itself(directory: Path, tokenizer: Tokenizer) -> None:
     assert Tokenizer.from_directory(directory / "tokenizer.json").encode("a b") == tokenizer.encode("a b")
 
@@ -178,6 +252,8 @@ def test_what_is_wrong_with_files_is_said_in_one_line(tmp_path: Path) -> None:
         (_write(tmp_path / "b", "tokenizer.json", "{}"), "tokenizer.json is broken"),
         (_write(tmp_path / "c", "tokenizer_config.json", "{"), "tokenizer_config.json is broken"),
         (_write(tmp_path / "d", "tokenizer_config.json", "[]"), "tokenizer_config.json is broken"),
+        (_write(tmp_path / "h", "special_tokens_map.json", "{"), "special_tokens_map.json is broken"),
+        (_write(tmp_path / "i", "special_tokens_map.json", "[]"), "special_tokens_map.json is broken"),
         (_write(tmp_path / "e", "tokenizer_config.json", '{"chat_template": 5}'), "chat_template"),
         (_write(tmp_path / "f", "tokenizer_config.json", '{"chat_template": "{% if %}"}'), "does not compile at line 1"),
         (_write(tmp_path / "g", "chat_template.jinja", "\n{{ x | nonsense }}"), "does not compile at line 2"),

@@ -101,6 +101,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"llama.rope.dimension_count": 4}, "dimension_count"),
     ({"llama.attention.scale": 0.5}, r"llama\.attention\.scale' is 0\.5, which is not supported"),
     ({"llama.logit_scale": 8.0}, "logit_scale"),
+    ({"llama.logit_scale": np.array([1.0, 1.0])}, "logit_scale"),
     ({"llama.attention.causal": False}, "causal"),
     ({"llama.rope.scale_linear": 4.0, "llama.rope.scaling.attn_factor": 0.5}, "attn_factor"),
     ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 2.0, "llama.rope.scaling.yarn_ext_factor": 0.0}, "ext"),
