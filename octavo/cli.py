@@ -9,13 +9,27 @@ import sys
 import time
 from importlib import import_module
 
-from octavo.commands import COMMANDS, PITCH, USAGE_ERROR
+from octavo.commands import COMMANDS, PITCH, USAGE_ERROR, silence_output
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command. Returns the exit status: 0, or 64 for what the user can put right."""
     started = _process_start()
-    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        try:
+            return _choose(sys.argv[1:] if arguments is None else arguments, started)
+        finally:
+            sys.stdout.flush()  # or what cannot be written would be found out while the interpreter ends
+    except BrokenPipeError:
+        silence_output()
+        return 0
+    except OSError as error:
+        silence_output()
+        print(f"octavo: error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr, flush=True)
+        return USAGE_ERROR
+
+
+def _choose(arguments: list[str], started: float) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0 if arguments else USAGE_ERROR
@@ -53,9 +67,6 @@ def _run(name: str, arguments: list[str], started: float) -> int:
     except (ConfigError, ParameterError) as error:
         print(f"octavo: error: {error}", file=sys.stderr, flush=True)
         return USAGE_ERROR
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains while it ends
-        return 0
     except KeyboardInterrupt:
         return 130
 

@@ -15,6 +15,7 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     ``queue_time`` ends when its first token was scheduled, ``first_token_time`` (TTFT) and ``finished_time`` when the first and
     the last token were known. ``mean_itl`` is the mean time between tokens of one branch (inter-token latency).
+    ``num_generated_tokens`` are those of all that was drawn, chosen or not; branches that are equal were drawn once.
     """
 
     arrival_time: float
@@ -25,6 +26,7 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
     num_swaps: int = 0
     num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
     blocks_allocated: int = 0
     blocks_shared: int = 0
     copy_on_writes: int = 0

@@ -1,6 +1,7 @@
 """Packed weights that are kept: what starts from them gives the same answers, and what is of something else is not used."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -181,6 +182,24 @@ def test_the_command_and_a_server_that_starts_from_it(tiny: Path, cache: Path, c
         assert server.stop() == 0
     finally:
         server.kill()
+
+
+def test_a_command_that_is_ended_leaves_nothing(tiny: Path, cache: Path) -> None:
+    """What the end of a process that cannot do anything more has left, the next removes."""
+    code = (
+        "import os, signal, sys; from octavo import build_packed, cli; write = build_packed.write_packed_file\n"
+        "def end(_): os.kill(os.getpid(), int(sys.argv[1]))\n"
+        "build_packed.write_packed_file = lambda *a, progress, **k: write(*a, progress=end, **k)\n"
+        f"sys.exit(cli.main(['pack', {str(tiny)!r}]))"
+    )
+
+    def ended_by(number: signal.Signals) -> int:
+        return subprocess.run([sys.executable, "-c", code, str(int(number))], check=False, cwd=ROOT).returncode
+
+    assert ended_by(signal.SIGTERM) == 128 + signal.SIGTERM and not list(cache.iterdir())
+    assert ended_by(signal.SIGKILL) == -signal.SIGKILL and len(list(cache.glob(".*.part"))) == 1
+    pack(config(tiny))
+    assert len(list(cache.iterdir())) == 1
 
 
 def test_processes_that_pack_at_once_leave_one_file(tiny: Path, cache: Path) -> None:

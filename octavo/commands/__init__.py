@@ -1,5 +1,9 @@
 """The commands of the command line, one module each with ``run(arguments, *, environment, started) -> exit status``."""
 
+import contextlib
+import os
+import sys
+
 from octavo.server.exit_codes import BAD_CONFIG
 
 PITCH = "Octavo serves large language models: the OpenAI API over paged, continuously batched attention."
@@ -17,3 +21,9 @@ COMMANDS = {
     "doctor": ("octavo.commands.doctor", "say what this machine can do and why"),
 }
 """Name -> (module, help line)."""
+
+
+def silence_output() -> None:
+    """What is still to be written to stdout goes nowhere, or the interpreter would complain while it ends."""
+    with contextlib.suppress(OSError, ValueError):  # there is no file behind it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -98,14 +98,27 @@ def _models() -> Iterator[str]:
         path = directory / model.file_name
         yield f"{alias}: {_cached(path, model.size)}"
     directory = packed_directory()
-    size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    yield f"packed by `octavo pack`: {_gib(size)} in {directory}"
+    yield f"packed by `octavo pack`: {_held(directory)} in {directory}"
 
 
 def _cached(path: Path, size: int) -> str:
-    if path.is_file() and path.stat().st_size == size:
-        return f"in the cache ({size / 2**20:.0f} MiB)"
+    try:
+        if path.stat().st_size == size:
+            return f"in the cache ({size / 2**20:.0f} MiB)"
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        return f"unknown: {error.strerror or error}"
     return f"not in the cache; `octavo serve` fetches it once ({size / 2**20:.0f} MiB)"
+
+
+def _held(directory: Path) -> str:
+    """The size of a directory's files, and of what is left of some."""
+    try:
+        return _gib(sum(path.stat().st_size for path in directory.iterdir()))
+    except OSError as error:
+        is_new = isinstance(error, FileNotFoundError) and not os.path.lexists(directory)
+        return _gib(0) if is_new else f"unknown ({error.strerror or error})"
 
 
 def _gib(size: int) -> str:

@@ -1,5 +1,6 @@
 """``octavo keys new NAME``: makes an API key, shows it once, and writes its digest, role and limits into a keys file."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from octavo.commands import flags
+from octavo.commands import flags, silence_output
 from octavo.config import ConfigError
 from octavo.server.keys import Key, Limit, Role, add_key, digest_of, new_key
 
@@ -50,7 +51,15 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: fl
         if "regex" not in str(error):
             raise ConfigError(f"octavo keys new: {error}") from None
         raise ConfigError("octavo keys new: a name, and a cache scope, has letters, digits and . _ - (64 at most)") from None
-    add_key(wanted.file, key)
-    print(secret)
+
+    def show() -> None:
+        try:
+            print(secret, flush=True)
+        except OSError as error:
+            silence_output()
+            reason = os.strerror(error.errno or 0).lower()
+            raise ConfigError(f"octavo keys new: the key cannot be shown ({reason}); {wanted.file} stays as it was") from None
+
+    add_key(wanted.file, key, show=show)
     print(f"key {key.name} ({key.role}) is in {wanted.file}; this is the only time it is shown", file=sys.stderr)
     return 0

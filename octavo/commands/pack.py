@@ -1,5 +1,6 @@
 """``octavo pack``: keeps a model's weights as this machine computes them, so that the next start maps them and is done."""
 
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: fl
     flags.take_model(parsed)
     flags.warn_of_unknown(environment, EngineConfig)
     config = flags.configure(EngineConfig, parsed, environment)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no half of a file is left
 
     from tqdm import tqdm
 

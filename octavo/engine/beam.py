@@ -77,7 +77,9 @@ class Ends:
 
 @dataclass(eq=False, slots=True)
 class BeamSearchState:
-    """One request's search. Each round ``advance`` takes the candidates of all ``running`` beams, in their order."""
+    """One request's search. Each round ``advance`` takes the candidates of all ``running`` beams, in their order.
+
+    ``num_tokens`` are those of all hypotheses there were, of what some have in common each once."""
 
     params: BeamSearch
     ends: Ends
@@ -85,6 +87,7 @@ class BeamSearchState:
     finished: list[Finished] = field(default_factory=list)
     done: bool = False
     num_rounds: int = 0
+    num_tokens: int = 0
 
     @property
     def num_candidates(self) -> int:
@@ -116,6 +119,7 @@ class BeamSearchState:
             elif place < self.params.width:  # the rest compete only so that enough beams go on
                 score = self.params.score(total, self.num_rounds)
                 ended.append(Finished(hypothesis, score, reason, stop_reason))
+        self.num_tokens += len(running) + len(ended)
         # Stable: of equals the one that finished first stays first.
         self.finished = sorted([*self.finished, *ended], key=lambda one: -one.score)[: self.params.width]
         self.running = running

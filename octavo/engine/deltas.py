@@ -125,6 +125,7 @@ def request_metrics(group: SequenceGroup) -> RequestMetrics:
         num_preemptions=group.num_preemptions,
         num_swaps=group.num_swaps,
         num_cached_tokens=group.num_cached_tokens,
+        num_generated_tokens=group.num_generated,
         blocks_allocated=usage.allocated,
         blocks_shared=usage.shared,
         copy_on_writes=usage.copy_on_writes,

@@ -91,11 +91,11 @@ class Results:
         self._kv.publish(seq, entry.end)
         if found is None or not decoding.round_is_complete(group, seq, found):
             return
+        before = search.num_tokens
         decoding.advance_beams(group, search, self._kv, self._seq_ids)
+        self._count(group, search.num_tokens - before)
         _note_times(group, now)
-        new = beam_deltas(group, search, request_metrics(group) if search.done else None)
-        self._counters.generation_tokens += sum(len(delta.token_ids) for delta in new)
-        deltas.extend(new)
+        deltas.extend(beam_deltas(group, search, request_metrics(group) if search.done else None))
         if search.done:
             self._residence.retire(group)
 
@@ -141,13 +141,17 @@ class Results:
         if reason is not None:
             del seq.token_ids[position + len(tokens) :]
             self._residence.release(seq)
-        self._counters.generation_tokens += len(tokens)
+        self._count(group, len(tokens))
         _note_times(group, now)
         metrics = request_metrics(group) if reason is not None and not group.live else None
         deltas.extend(deltas_of(group, seq, tokens, logprobs, reason, stop_reason, metrics))
         group.prompt_logprobs = None
         if metrics is not None:
             self._residence.retire(group)
+
+    def _count(self, group: SequenceGroup, num_tokens: int) -> None:
+        group.num_generated += num_tokens
+        self._counters.generation_tokens += num_tokens
 
 
 def _note_times(group: SequenceGroup, now: float) -> None:

@@ -113,7 +113,7 @@ class SequenceGroup:
 
     ``max_tokens_total`` bounds prompt plus output. ``num_branches`` is what the client sees, ``num_sequences`` what is
     computed: greedy branches are equal, so one sequence stands for all. ``forked`` tells whether the branches exist yet.
-    ``turn`` is where a policy has put the group in its order.
+    ``turn`` is where a policy has put the group in its order. ``num_generated`` counts the new tokens of all its sequences.
     With ``search``, ``sequences`` are its running beams in their order, ``candidates`` what this round has brought so far by
     sequence id, and the branches are the beams that will be returned. ``compiling`` will be the first sequence's grammar.
     The fields from ``allowed`` on follow from the parameters, which are asked in every step: what they allow to be drawn, as a
@@ -131,6 +131,7 @@ class SequenceGroup:
     forked: bool = False
     num_in_flight: int = 0
     num_cached_tokens: int = 0
+    num_generated: int = 0
     num_preemptions: int = 0
     num_swaps: int = 0
     silenced: set[int] = field(default_factory=set)

@@ -28,19 +28,23 @@ class EngineProcess(msgspec.Struct, frozen=True):
 
     @staticmethod
     def spawn() -> "EngineProcess":
-        """A new interpreter, so that it inherits no thread, lock or open file of this one but the socket."""
+        """A new interpreter, so that it inherits no thread, lock or open file of this one but the socket. Raises ``OSError``
+        where the system has no process or no file to give."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         spawned_at = time.monotonic()
-        with interpreter.holding_stop():
-            process = subprocess.Popen(
-                interpreter.command("octavo.server.engine_process", str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=interpreter.environment(),
-            )
-        theirs.close()
+        try:
+            with theirs, interpreter.holding_signals():
+                process = subprocess.Popen(
+                    interpreter.command("octavo.server.engine_process", str(theirs.fileno())),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=interpreter.environment(),
+                )
+        except OSError:
+            ours.close()
+            raise
         return EngineProcess(process, ours, spawned_at)
 
 

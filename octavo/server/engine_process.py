@@ -8,7 +8,6 @@ error is that request's alone; an error of the engine itself ends the process wi
 import contextlib
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -260,8 +259,7 @@ def _last_words(channel: Channel, message: Fatal) -> None:
 def main() -> None:
     """Signals are the API process's business: a terminal sends them to both, and this one must outlive the drain."""
     started_at = time.monotonic()
-    for number in interpreter.STOP:
-        signal.signal(number, signal.SIG_IGN)
+    interpreter.ignore_signals()
     interpreter.tell_stacks()
     sock = socket.socket(fileno=int(sys.argv[1]))
     channel = Channel(sock)

@@ -153,7 +153,9 @@ class Gate:
             fields["key"] = key
         if generation is not None:
             if self._usage is not None:
-                self._usage.write(generation.record, key=key, path=scope["path"], status=status, log=self._log)
+                self._usage.write(
+                    generation.record, charged=used > 0, key=key, path=scope["path"], status=status, log=self._log
+                )
             fields.update(generation.record.log_fields())
         if self._traces is not None and scope["path"] in self._generating:
             told = None if generation is None else (generation.record, generation.params)

@@ -29,6 +29,9 @@ ANSWER_WAIT = 1.0
 ACCOUNT_WAIT = 1.0
 """Seconds for which the books of an answered request wait for the engine's account of one that was ended from here."""
 
+LEFT_ACCOUNT_WAIT = 30.0
+"""The same for a request whose client left: nobody waits for its end, and only the engine knows all that it cost."""
+
 
 class Prompt(msgspec.Struct, frozen=True):
     """A prompt as the client wrote it (None: as token ids) and as the engine takes it. ``offsets`` are the characters that each
@@ -60,6 +63,7 @@ class Generation:
         self._closed = False
         self._failure: Exception | None = None
         self._counts = False
+        self._generated = 0
         offsets = itertools.accumulate((request.params.n for request in requests), initial=0)
         self._processors = {
             request.id: OutputProcessor(request, tokenizer, first_index=first)
@@ -134,9 +138,14 @@ class Generation:
 
     async def settle(self) -> int:
         """Fills the record with what the engine says the request cost, and counts it unless it was refused. Returns the tokens
-        of its prompts and its outputs, none for a refusal."""
-        for metrics in await self._mailbox.accounts(ACCOUNT_WAIT):
+        of its prompts and its outputs, none for a refusal.
+
+        As what ``best_of`` draws and does not choose, so the other beams of a search are outputs, and what a client that left
+        has not seen."""
+        for metrics in await self._mailbox.accounts(LEFT_ACCOUNT_WAIT if self.record.client_gone else ACCOUNT_WAIT):
             self._account(metrics)
+        if self.record.client_gone or self.params.beam is not None:
+            self.record.output_tokens = max(self.record.output_tokens, self._generated)
         if not self._counts:
             return 0
         self._counts = False
@@ -187,6 +196,7 @@ class Generation:
 
     def _account(self, metrics: RequestMetrics) -> None:
         record = self.record
+        self._generated += metrics.num_generated_tokens
         if metrics.queue_time is not None:
             record.queue_time = max(record.queue_time or 0.0, metrics.queue_time)
         record.preemptions += metrics.num_preemptions

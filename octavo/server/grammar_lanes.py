@@ -93,7 +93,7 @@ class _Running(msgspec.Struct, frozen=True):
     def start(lanes: int) -> "_Running":
         pairs = [socket.socketpair() for _ in range(lanes)]
         theirs = [pair[1].fileno() for pair in pairs]
-        with interpreter.holding_stop():
+        with interpreter.holding_signals():
             process = subprocess.Popen(
                 interpreter.command("octavo.server.grammar_process", *map(str, theirs)),
                 pass_fds=theirs,

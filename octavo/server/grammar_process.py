@@ -148,9 +148,7 @@ def _limit_memory() -> None:
 
 
 def main() -> None:
-    """Signals are the business of whoever started this."""
-    for number in interpreter.STOP:
-        signal.signal(number, signal.SIG_IGN)
+    interpreter.ignore_signals()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):

@@ -77,7 +77,9 @@ class _Unchunked(RequestResponseCycle):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with a cap on what headers may take, in bytes and in time, and on the time a client may leave bytes unread."""
+    """HTTP/1.1 with a cap on what headers may take, in bytes and in time, and on the time a client may leave bytes unread.
+
+    The time of headers that come while an answer is under way begins when that has been given."""
 
     max_header_bytes: int
     header_timeout: float
@@ -86,6 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._messages = 0
+        self._in_headers = False
         self._header_bytes = 0
         self._unparsed_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
@@ -104,11 +107,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope = None  # type: ignore[assignment]  # of the last request, whose own it stays
 
     def data_received(self, data: bytes) -> None:
-        message, in_headers = self._messages, self._header_timer is not None
+        message, in_headers = self._messages, self._awaits_headers
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._header_timer is None:
+        if not self._awaits_headers:
             if self._between_requests():  # bytes that begin nothing, and have stopped the clock of an idle connection
                 self._start_header_timer()
             return
@@ -121,7 +124,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._messages += 1
         self._header_bytes = 0
-        self._start_header_timer()
+        self._in_headers = True
+        if self._answered:
+            self._start_header_timer()
         self.scope["state"]["abort_connection"] = self.transport.abort
 
     def on_url(self, url: bytes) -> None:
@@ -132,11 +137,17 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._in_headers = False
         self._stop_header_timer()
         super().on_headers_complete()
         self.scope["state"]["write_part"] = functools.partial(self._write_part, weakref.ref(self.cycle))
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__ = _Unchunked
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_headers and self._answered and not self.transport.is_closing():
+            self._start_header_timer()
 
     def wake_reader(self) -> None:
         if self.cycle is not None and self.cycle.more_body:
@@ -178,9 +189,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
         return True
 
+    @property
+    def _answered(self) -> bool:
+        """Whether every request that has come is: answers are given in order."""
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    @property
+    def _awaits_headers(self) -> bool:
+        return self._in_headers or self._header_timer is not None
+
     def _between_requests(self) -> bool:
-        answered = self.cycle is None or self.cycle.response_complete
-        return answered and not self.pipeline and self.timeout_keep_alive_task is None
+        return self._answered and not self.pipeline and self.timeout_keep_alive_task is None
 
     def _refuse(self, error: ApiError) -> None:
         """Answers what is not a request, if that is possible, and closes."""

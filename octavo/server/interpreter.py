@@ -27,17 +27,27 @@ def environment() -> dict[str, str]:
 STOP = (signal.SIGTERM, signal.SIGINT)
 """What asks a server to stop. A terminal sends it to the processes that it has started too."""
 
+READ_AGAIN = signal.SIGHUP
+"""What asks a server to read its files again. A terminal that closes sends it too, to all processes."""
+
 
 def end_when_asked() -> None:
-    """Until something else is made of ``STOP``, it ends this process at once, as asked for."""
+    """Until something else is made of ``STOP``, it ends this process at once, as asked for; of ``READ_AGAIN``, nothing is."""
     for number in STOP:
         signal.signal(number, lambda *_: os._exit(0))
+    signal.signal(READ_AGAIN, signal.SIG_IGN)
+
+
+def ignore_signals() -> None:
+    """They are the business of the process that started this one, which a terminal or a service manager asks too."""
+    for number in (*STOP, READ_AGAIN):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
-def holding_stop() -> Iterator[None]:
-    """A process that is started inside does not notice ``STOP`` before it has said what to make of it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+def holding_signals() -> Iterator[None]:
+    """A process that is started inside notices neither ``STOP`` nor ``READ_AGAIN`` before it has said what to make of it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP, READ_AGAIN))
     try:
         yield
     finally:

@@ -5,9 +5,11 @@ keep the server busy with wrong keys. The file never holds a key. Knows no reque
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -66,32 +68,64 @@ def read_keys(path: str) -> tuple[Key, ...]:
         raise ConfigError(f"--api-keys-file {path}: {error}") from None
     for what in ("name", "sha256"):
         values = [getattr(key, what) for key in keys]
-        again = next((value for i, value in enumerate(values) if value in values[:i]), None)
-        if again is not None:
-            raise ConfigError(f"--api-keys-file {path}: two keys have the {what} {again}")
+        seen: set[str] = set()
+        for value in values:
+            if value in seen:
+                raise ConfigError(f"--api-keys-file {path}: two keys have the {what} {value}")
+            seen.add(value)
     return tuple(keys)
 
 
-def add_key(path: str, key: Key) -> None:
-    """Appends ``key`` to a file, which is made if need be, readable by its owner alone. Raises ``ConfigError``."""
-    known = read_keys(path) if Path(path).exists() else ()
-    if any(other.name == key.name for other in known):
-        raise ConfigError(f"{path} has a key named {key.name} already: choose another name, or take that entry out")
-    body = msgspec.json.format(msgspec.json.encode(KeysFile([*known, key])), indent=2) + b"\n"
-    _replace(Path(path), body)
+def add_key(path: str, key: Key, *, show: Callable[[], None] = lambda: None) -> None:
+    """Appends ``key`` to a file, which is made if need be, readable by its owner alone. ``show`` is called when nothing but the
+    change itself is left to do: what it raises leaves the file as it was. Raises ``ConfigError``."""
+    file = Path(os.path.realpath(path))  # a link stays one
+    with _locked(file.parent):
+        known = read_keys(path) if file.exists() else ()
+        if any(other.name == key.name for other in known):
+            raise ConfigError(f"{path} has a key named {key.name} already: choose another name, or take that entry out")
+        body = msgspec.json.format(msgspec.json.encode(KeysFile([*known, key])), indent=2) + b"\n"
+        _replace(file, body, show)
 
 
-def _replace(path: Path, body: bytes) -> None:
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """While inside, nobody else changes a keys file in ``directory``, as far as its file system knows locks."""
+    try:
+        held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"{directory}: {os.strerror(error.errno or 0).lower()}") from None
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
+def _replace(path: Path, body: bytes, show: Callable[[], None]) -> None:
     """All of it or nothing: a server may read the file at any moment."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_beside(beside, body, like=path)
+        show()
         os.replace(beside, path)
     except OSError as error:
+        raise ConfigError(f"{path}: {os.strerror(error.errno or 0).lower()}") from None
+    finally:
         with contextlib.suppress(OSError):
             beside.unlink()
-        raise ConfigError(f"{path}: {os.strerror(error.errno or 0).lower()}") from None
+
+
+def _write_beside(beside: Path, body: bytes, *, like: Path) -> None:
+    """A new file with the mode of ``like``, if that exists, and as far as allowed its owner: the server may be another user."""
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        if like.exists():
+            known = like.stat()
+            os.fchmod(file.fileno(), known.st_mode & 0o777)
+            for owner in ((-1, known.st_gid), (known.st_uid, -1)):
+                with contextlib.suppress(PermissionError):
+                    os.fchown(file.fileno(), *owner)
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())

@@ -8,7 +8,6 @@ import concurrent.futures
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -45,6 +44,8 @@ _LAST_WORDS = 0.2
 """Seconds for error events to reach their clients before connections are closed."""
 _TRACES_WAIT = 2.0
 """Seconds for the last traces to reach their collector."""
+_LOG_WAIT = 1.0
+"""Seconds for the last lines of the log to be written."""
 
 
 class Lifecycle:
@@ -113,6 +114,7 @@ class Lifecycle:
             await asyncio.to_thread(self._traces.close, _TRACES_WAIT)
         self._close_grammars()
         spawner.shutdown(wait=False)
+        self._log.wait(_LOG_WAIT)
         return exit_status
 
     def _catch_signals(self) -> None:
@@ -120,26 +122,34 @@ class Lifecycle:
         loop = asyncio.get_running_loop()
         for number in interpreter.STOP:
             loop.add_signal_handler(number, self._on_signal)
-        if self._options.api_keys_file is not None or self._usage_log is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._read_again)
+        loop.add_signal_handler(interpreter.READ_AGAIN, self._read_again)
 
     def _on_signal(self) -> None:
         self._signals += 1
         if self._signals > 1:
             self._supervisor.kill()
+            self._log.wait(_LOG_WAIT)
             os._exit(0)
         self._stop.set()
 
     def _read_again(self) -> None:
-        """What may change while serving: the keys, and where the usage log is."""
-        try:
-            count = self._keys.reload()
-            if self._usage_log is not None:
+        """What may change while serving: the keys, and where the usage log is. Neither waits for the other to be right."""
+        if self._options.api_keys_file is None and self._usage_log is None:
+            self._log.info("reload", "there is neither a keys file nor a usage log to open again")
+        if self._options.api_keys_file is not None:
+            try:
+                count = self._keys.reload()
+            except ConfigError as error:
+                self._log.error("reload", f"{error}; the keys stay as they were")
+            else:
+                self._log.info("reload", f"{count} keys of the keys file hold from now on")
+        if self._usage_log is not None:
+            try:
                 self._usage_log.reopen()
-        except ConfigError as error:
-            self._log.error("reload", f"{error}; everything stays as it was")
-        else:
-            self._log.info("reload", f"{count} keys of the keys file hold from now on")
+            except ConfigError as error:
+                self._log.error("reload", f"{error}; usage is booked where it was")
+            else:
+                self._log.info("reload", "the usage log is open again")
 
     async def _load(self, started: "concurrent.futures.Future[Started]") -> None:
         """Until a request could be answered. Raises ``ConfigError`` when none ever will."""
@@ -196,7 +206,7 @@ class Lifecycle:
                 return await self._fail(exit_status, message)
             error = loading.exception()
             if error is not None:
-                return await self._fail(*_fault(error))
+                return await self._fail(*self._fault(error))
 
     async def _drain(self) -> None:
         """Lets running requests finish, then tells the rest that they cannot."""
@@ -215,8 +225,15 @@ class Lifecycle:
     async def _fail(self, exit_status: int, message: str) -> int:
         self._supervisor.kill()
         await self._let_streams_end()
-        print(f"octavo: error: {message}", file=sys.stderr, flush=True)
+        self._log.plain(f"octavo: error: {message}")
         return exit_status
+
+    def _fault(self, error: BaseException) -> tuple[int, str]:
+        """The exit status and the line for an exception that ended loading."""
+        if isinstance(error, ConfigError):
+            return BAD_CONFIG, str(error)
+        self._log.plain("".join(traceback.format_exception(error)).rstrip())
+        return ENGINE_FAULT, f"{type(error).__name__}: {error}"
 
     def _close_grammars(self) -> None:
         if self._service.frontend is not None:
@@ -244,11 +261,3 @@ def _read_prefixes(config: EngineConfig, front: "build.Frontend") -> list[list[i
     from octavo.prefix_files import read_prefixes
 
     return read_prefixes(config.pin_prefix, front.tokenizer)
-
-
-def _fault(error: BaseException) -> tuple[int, str]:
-    """The exit status and the line for an exception that ended loading."""
-    if isinstance(error, ConfigError):
-        return BAD_CONFIG, str(error)
-    traceback.print_exception(error)
-    return ENGINE_FAULT, f"{type(error).__name__}: {error}"

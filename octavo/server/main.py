@@ -10,8 +10,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, TypeAlias
 
-import msgspec
-
 from octavo.config import ConfigError, EngineConfig
 from octavo.server import interpreter
 from octavo.server.auth import Keyring
@@ -60,30 +58,21 @@ def run(config: EngineConfig, options: ServerOptions, *, process_start: float) -
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         served = Lifecycle(config, options, keys, usage_log, traces, sock=sock, process_start=process_start)
         status = runner.run(served.run(started, spawner))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # a download or a long tokenization may still run in a thread, and nobody waits for it
+        # A download or a long tokenization may still run in a thread, and nobody waits for it, nor for who reads the log.
+        os._exit(status)
 
 
 def start_engine(config: EngineConfig, *, inject_faults: bool = False) -> Started:
     """An engine process that has been told what to load, the model fetched first if need be. Raises ``ConfigError``."""
     from octavo.server.engine_handle import EngineProcess
     from octavo.server.wire import Load, frame
+    from octavo.weights.hub import resolved
 
     engine = EngineProcess.spawn()
     try:
-        resolved = _resolved(config)
-        engine.sock.sendall(frame(Load(resolved, inject_faults)))
+        found = resolved(config)
+        engine.sock.sendall(frame(Load(found, inject_faults)))
     except BaseException:
         engine.process.kill()
         raise
-    return engine, resolved
-
-
-def _resolved(config: EngineConfig) -> EngineConfig:
-    """``config`` with a model that is here, fetched if need be. A name that is found again at once stays, for messages."""
-    from octavo.weights.demo import DEMO_MODELS
-    from octavo.weights.hub import resolve_model
-
-    path = resolve_model(config.model, revision=config.revision)
-    return config if config.model in DEMO_MODELS else msgspec.structs.replace(config, model=str(path))
+    return engine, found

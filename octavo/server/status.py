@@ -1,7 +1,7 @@
 """What the probes say: how far the start has come, whether the server would take a request now, whether it makes progress.
 
 The supervisor and the signal handlers write here, the routes read. Live is judged by the engine's last sign of life, but
-only while it owes one: an idle engine is silent.
+only while it owes one: an idle engine is silent, one that loads tells how far it is.
 """
 
 import time
@@ -10,6 +10,9 @@ from typing import Any
 from octavo.metrics import Histogram
 
 STALL_SECONDS = 10.0
+LOADING_SECONDS = 600.0
+"""Of an engine that loads. It tells of each part of the model. A disk of 18 MB/s reads one of 10 GiB in that time, and one that
+were replaced in the middle of it would never be ready."""
 STEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 
 
@@ -60,8 +63,8 @@ class Status:
 
     def stall_limit(self) -> float:
         """Seconds without a sign of life that an engine may take: twenty of its slowest percent of steps, at least ten. One
-        that computes gives one every second, however long its step."""
-        return max(STALL_SECONDS, 20 * self._slow_step())
+        that computes gives one every second, however long its step. One that loads may take longer."""
+        return LOADING_SECONDS if not self.engine_up else max(STALL_SECONDS, 20 * self._slow_step())
 
     def _slow_step(self) -> float:
         total, running = self.steps.count, 0
@@ -77,7 +80,7 @@ class Status:
 
     @property
     def stalled(self) -> bool:
-        return self.engine_up and self.silence() > self.stall_limit()
+        return self.silence() > self.stall_limit()
 
     def startup(self) -> tuple[int, dict[str, Any]]:
         if self.started:

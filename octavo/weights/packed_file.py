@@ -1,16 +1,18 @@
 """A file of packed weights, which a later start maps instead of packing again.
 
 Owns the form of the file: safetensors, with the arrays of each weight under its key, and in the metadata what each weight is
-and what the file was made for. Knows neither models nor kernels. A file is whole or not there.
+and what the file was made for. Knows neither models nor kernels. A file is whole or not there; what a writer that was ended has
+left of one is removed by the next.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -87,23 +89,42 @@ def write_packed_file(
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(path.parent).free
-        if free < total:
-            raise ConfigError(f"{path.parent}: packed weights take {total / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free")
-        with part.open("wb", buffering=0) as file:
+        with _open_part(part) as file:
+            free = shutil.disk_usage(path.parent).free
+            if free < total:
+                needs = f"packed weights take {total / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free"
+                raise ConfigError(f"{path.parent}: {needs}")
             for chunk in _chunks([np.frombuffer(header, np.uint8), *(arrays[name].view(np.uint8) for name in order)]):
                 written = 0
                 while written < chunk.size:
                     written += file.write(chunk[written:].data)
                 progress(file.tell() / total)
             os.fsync(file.fileno())
-        part.replace(path)
+            part.replace(path)  # while it is locked
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from None
     finally:
         with contextlib.suppress(OSError):  # it is not there, as it should be
             part.unlink()
     return total
+
+
+def _open_part(part: Path) -> IO[bytes]:
+    """A new file that is locked while it is open. Others beside it that are not have lost their writers, and are removed."""
+    folder = os.open(part.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems lock no folders; then two at once may disturb one another
+            fcntl.flock(folder, fcntl.LOCK_EX)  # nobody sees a part before it is locked
+        for other in part.parent.glob(".*.part"):
+            with contextlib.suppress(OSError), other.open("rb") as abandoned:
+                fcntl.flock(abandoned, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                other.unlink()
+        file = part.open("wb", buffering=0)
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        return file
+    finally:
+        os.close(folder)
 
 
 def _chunks(contents: Iterable[np.ndarray]) -> Iterator[np.ndarray]:

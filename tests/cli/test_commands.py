@@ -1,7 +1,11 @@
 """The commands at work: doctor, generate, bench and chat, in process and against a server."""
 
+import errno
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +14,7 @@ import pytest
 from octavo import cli
 from octavo.bench import throughput
 from octavo.commands import chat
-from tests.server.tiny import RunningServer, write_tiny_llama
+from tests.server.tiny import ROOT, RunningServer, write_tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,45 @@ def test_doctor_says_what_and_why(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in out
     for line in out.splitlines():
         assert "not usable" not in line or line.partition("not usable: ")[2], "a set that is not usable says why"
+
+
+def test_doctor_says_what_it_cannot_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def packed() -> str:
+        assert cli.main(["doctor"]) == 0
+        return next(line for line in capsys.readouterr().out.splitlines() if "packed by" in line)
+
+    assert ": 0.0 GiB in " in packed()
+    directory = tmp_path / "octavo" / "packed"
+    directory.mkdir(parents=True)
+    with (directory / ".m.safetensors.1.part").open("wb") as file:
+        file.truncate(3 << 29)
+    assert ": 1.5 GiB in " in packed(), "what is left of a file counts"
+    (directory / "m.safetensors").symlink_to("nowhere")
+    assert ": unknown (No such file or directory) in " in packed()
+
+    def refuse(self: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "smollm2: unknown: Permission denied" in out and ": unknown (Permission denied) in " in out
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["--help"], ["generate"]])
+def test_output_that_cannot_be_written_is_one_line(arguments: list[str], model: str) -> None:
+    if arguments == ["generate"]:
+        arguments = ["generate", model, "-p", "one", "--max-tokens", "2", "--swap-space", "0"]
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "octavo.cli", *arguments]
+        ended = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert ended.returncode == 64
+    assert ended.stderr == "octavo: error: output: No space left on device\n"
 
 
 def test_generate_prints_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ def test_a_group_never_holds_more_sequences_than_its_width_and_its_costs_are_cou
     stats = harness.engine.stats()
     assert metrics is not None and metrics.mean_itl is not None and deltas[0].metrics is None
     assert metrics.copy_on_writes == stats.copy_on_writes > 0 and metrics.blocks_shared > 0
-    assert stats.generation_tokens == 36 and stats.prompt_tokens == 6
+    assert stats.generation_tokens == metrics.num_generated_tokens == 48 and stats.prompt_tokens == 6
 
 
 def test_others_wait_while_a_search_needs_the_rows() -> None:

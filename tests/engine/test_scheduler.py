@@ -12,7 +12,7 @@ from octavo.engine.swap_cost import SwapCost
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.outputs import TokenDelta
 from octavo.request import Request
-from octavo.sampling_params import ParameterError, SamplingParams
+from octavo.sampling_params import BeamSearch, ParameterError, SamplingParams
 from octavo.step import BlockCopies, ModelOutput, SchedulerOutput, StepTimings, TokenLogprobs
 from tests.engine.fake import FakeExecutor
 
@@ -211,6 +211,30 @@ def test_an_abort_frees_at_once_in_every_state(depth: int) -> None:
         harness.engine.abort(name)
     assert harness.engine.stats().blocks_used == 0 and harness.kv.host.num_used == 0
     assert harness.finish() == []
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"n": 3},
+        {"n": 1, "best_of": 3},
+        {"n": 3, "temperature": 0.0},
+        {"n": 1, "beam": BeamSearch(width=3)},
+        {"beam": BeamSearch(width=3, report=True)},
+    ],
+)
+def test_what_was_generated_is_told_however_a_request_ends(params: dict[str, Any]) -> None:
+    each = 1 if params.get("temperature") == 0.0 else 3
+    harness = Harness(max_model_len=128)
+    harness.add("whole", max_tokens=7, **params)
+    (metrics,) = [delta.metrics for delta in harness.finish() if delta.metrics is not None]
+    assert metrics.num_generated_tokens == harness.engine.stats().generation_tokens == 7 * each
+    harness.add("aborted", max_tokens=50, **params)
+    for _ in range(5):
+        harness.engine.step()
+    ended = harness.engine.abort("aborted")
+    assert ended is not None and ended.num_generated_tokens == 5 * each
+    assert harness.engine.stats().generation_tokens == 12 * each
 
 
 def test_a_branch_can_end_alone() -> None:

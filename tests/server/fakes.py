@@ -33,7 +33,8 @@ class FakeEngine:
 
     ``refuse`` is raised through the mailbox instead. ``requests`` and ``aborted`` are what it was asked. When more branches are
     drawn than returned, branch b begins at its token number b and has the log-probability ``scores[b]`` a token. Beam b of a
-    search also begins there, and its log-probability is minus b and a tenth for each token.
+    search also begins there, and its log-probability is minus b and a tenth for each token. ``generated`` is how many tokens it
+    says that a request's were, and ``account_delay`` the seconds until it tells what an aborted one cost.
     """
 
     scores = (-0.5, -0.9, -0.1, -0.3)
@@ -41,6 +42,8 @@ class FakeEngine:
     def __init__(self, tokenizer: Tokenizer, text: str = "one two three") -> None:
         self.token_ids = tokenizer.encode(text, add_special_tokens=False)
         self.silent = False
+        self.generated = 0
+        self.account_delay = 0.0
         self.refuse: Exception | None = None
         self.reject: Exception | None = None
         self.stats = EngineStats(blocks_total=8, blocks_used=2, blocks_shared=1, blocks_cached=1, blocks_free=5)
@@ -78,8 +81,8 @@ class FakeEngine:
 
     def _settle(self, request_id: str) -> None:
         del self.open[request_id]
-        metrics = RequestMetrics(arrival_time=0.0, queue_time=0.25, num_preemptions=1, num_swaps=2, **SHARING)
-        asyncio.get_running_loop().call_soon(self.mailboxes[request_id].put_account, metrics)
+        metrics = msgspec.structs.replace(self._metrics(), queue_time=0.25, num_preemptions=1, num_swaps=2)
+        asyncio.get_running_loop().call_later(self.account_delay, self.mailboxes[request_id].put_account, metrics)
 
     def deltas(self, request: Request) -> list[TokenDelta]:
         params, found = request.params, []
@@ -102,7 +105,7 @@ class FakeEngine:
                         prompt_logprobs=self._prompt_logprobs(request) if i == branch == 0 else None,
                         finish_reason=("stop" if ended else "length") if last else None,
                         num_cached_tokens=3,
-                        metrics=RequestMetrics(arrival_time=0.0, queue_time=0.25, num_preemptions=1, **SHARING)
+                        metrics=msgspec.structs.replace(self._metrics(), queue_time=0.25, num_preemptions=1)
                         if last and branch == params.n - 1
                         else None,
                     )
@@ -142,10 +145,13 @@ class FakeEngine:
                     cumulative_logprob=-branch - 0.1 * len(tokens),
                     finish_reason="stop",
                     num_cached_tokens=3,
-                    metrics=RequestMetrics(arrival_time=0.0, **SHARING) if branch == params.num_outputs - 1 else None,
+                    metrics=self._metrics() if branch == params.num_outputs - 1 else None,
                 )
             )
         return found
+
+    def _metrics(self) -> RequestMetrics:
+        return RequestMetrics(arrival_time=0.0, num_generated_tokens=self.generated, **SHARING)
 
     def _prompt_logprobs(self, request: Request) -> list[TokenLogprobs] | None:
         asked = request.params.prompt_logprobs

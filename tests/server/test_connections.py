@@ -89,6 +89,18 @@ def test_requests_one_after_the_other_share_a_connection(impatient: RunningServe
     assert until_closed(sock).count(b'{"version"') == 3
 
 
+def test_headers_behind_a_request_have_their_time_when_it_is_answered(impatient: RunningServer) -> None:
+    """The answer takes longer than headers may, which then are not completed; or they are."""
+    fields = {"prompt": ["x"] * 32, "max_tokens": 450, "ignore_eos": True, "stream": True}
+    begin, rest = b"GET /version HTTP/1.1\r\nhost", b": x\r\nconnection: close\r\n\r\n"
+    assert until_closed(connect(impatient, post(fields) + begin)).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    sock, found = connect(impatient, post(fields) + begin), b""
+    while not found.endswith(b"\r\n0\r\n\r\n"):
+        found += sock.recv(1 << 16)
+    sock.sendall(rest)
+    assert b'{"version"' in until_closed(sock)
+
+
 @pytest.mark.parametrize(
     "data",
     [

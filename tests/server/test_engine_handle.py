@@ -1,10 +1,16 @@
 """The API process's end of the engine's socket: every message, in order, and none of it for long."""
 
 import asyncio
+import errno
+import os
+import socket
+import subprocess
 from typing import Any
 
+import pytest
+
 from octavo.outputs import TokenDelta
-from octavo.server.engine_handle import Connection
+from octavo.server.engine_handle import Connection, EngineProcess
 from octavo.server.wire import FromEngine, Progress, Step, frame
 
 
@@ -89,3 +95,15 @@ def test_what_is_no_message_ends_the_engine() -> None:
         return transport.aborted, heard
 
     assert asyncio.run(scenario()) == (True, [Progress("loading", 0.5)])
+
+
+def test_a_process_that_cannot_be_started_holds_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    pair = socket.socketpair()
+    monkeypatch.setattr(socket, "socketpair", lambda: pair)
+    with pytest.raises(BlockingIOError):
+        EngineProcess.spawn()
+    assert [end.fileno() for end in pair] == [-1, -1]

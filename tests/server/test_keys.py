@@ -5,8 +5,11 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +19,14 @@ import pytest
 
 from octavo.cli import main
 from octavo.config import ConfigError
+from octavo.server import errors
+from octavo.server.app import build_app
 from octavo.server.auth import Client, Keyring
 from octavo.server.errors import ApiError, busy
 from octavo.server.keys import Key, KeysFile, add_key, digest_of, read_keys
 from octavo.server.options import ServerOptions
 from octavo.server.rate_limits import KeyLimits
+from octavo.server.usage_log import UsageLog
 from tests.server.fakes import Bench, Exchange, error_of
 from tests.server.tiny import RunningServer
 
@@ -86,6 +92,64 @@ def test_a_name_is_taken_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(read_keys(file)) == 1
 
 
+def test_a_file_keeps_its_owner_and_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server that reads it may be another user."""
+    file = tmp_path / "keys.json"
+    add_key(str(file), key("alice"))
+    file.chmod(0o640)
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "fchown", lambda _, uid, gid: given.append((uid, gid)))
+    umask = os.umask(0o077)
+    try:
+        add_key(str(file), key("bob"))
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert set(given) == {(-1, file.stat().st_gid), (file.stat().st_uid, -1)}
+
+
+def test_an_owner_that_cannot_be_kept_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    for name in ("alice", "bob"):
+        add_key(str(tmp_path / "keys.json"), key(name))
+    assert len(read_keys(str(tmp_path / "keys.json"))) == 2
+
+
+def test_a_link_to_a_file_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to("real/keys.json")
+    for name in ("alice", "bob"):
+        add_key(str(link), key(name))
+    assert link.is_symlink() and len(read_keys(str(tmp_path / "real" / "keys.json"))) == 2
+
+
+def test_keys_made_at_once_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = str(tmp_path / "keys.json")
+    add_key(file, key("first"))
+
+    def read_slowly(path: str) -> tuple[Key, ...]:
+        known = read_keys(path)
+        time.sleep(0.02)  # for the others to read the same
+        return known
+
+    monkeypatch.setattr("octavo.server.keys.read_keys", read_slowly)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda i: add_key(file, key(f"u{i}")), range(6)))
+    assert {known.name for known in read_keys(file)} == {"first", *(f"u{i}" for i in range(6))}
+
+
+def test_a_key_that_cannot_be_shown_is_not_made(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "octavo.cli", "keys", "new", "alice", "--file", str(tmp_path / "keys.json")]
+    with open("/dev/full", "wb") as full:
+        made = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert made.returncode == 64 and "cannot be shown (no space left on device)" in made.stderr
+    assert made.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -114,8 +178,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         Keyring(path=str(tmp_path / "nothing"))
     with pytest.raises(ConfigError, match="--usage-log"):
-        from octavo.server.usage_log import UsageLog
-
         UsageLog(str(tmp_path / "no" / "such"))
 
 
@@ -298,21 +360,29 @@ def test_nobody_asks_for_a_higher_place_than_the_key_has(tmp_path: Path) -> None
     assert [request.priority for request in bench.engine.requests] == [5, 5, 9, 0, -9]
 
 
-def test_usage_is_booked_by_key(tmp_path: Path) -> None:
-    from octavo.server.usage_log import UsageLog
-
-    bench = guarded(tmp_path, key("u"))
-    books = tmp_path / "usage.jsonl"
-    bench = Bench(tmp_path / "tokenizer", bench.service.options)
+def booked(tmp_path: Path, *keys: Key) -> tuple[Bench, Path]:
+    """A server with a usage log, and that."""
+    bench, books = guarded(tmp_path, *keys), tmp_path / "usage.jsonl"
     bench.service.usage_log = UsageLog(str(books))
-    from octavo.server.app import build_app
-
     bench.app = build_app(bench.service)
+    return bench, books
+
+
+def lines_of(books: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in books.read_text().splitlines()]
+
+
+def used(line: dict[str, Any]) -> tuple[int, int, int]:
+    return line["prompt_tokens"], line["cached_tokens"], line["output_tokens"]
+
+
+def test_usage_is_booked_by_key(tmp_path: Path) -> None:
+    bench, books = booked(tmp_path, key("u"))
     ask(bench, "u", prompt=[5, 6], n=2)
     ask(bench, "u", prompt=[])
     ask(bench, "x")
     bench.call("GET", "/v1/models", headers=bearer("u"))
-    (line,) = map(json.loads, books.read_text().splitlines())
+    (line,) = lines_of(books)
     assert line.pop("ts") and line.pop("request_id").startswith("cmpl-")
     assert line == {
         "key": "u", "model": "tiny", "path": COMPLETIONS, "status": 200, "prompt_tokens": 2, "cached_tokens": 3,
@@ -320,6 +390,72 @@ def test_usage_is_booked_by_key(tmp_path: Path) -> None:
     }  # fmt: skip
     assert [entry["key"] for entry in bench.lines() if entry["event"] == "request" and "key" in entry] == ["u", "u", "u"]
     assert stat.S_IMODE(books.stat().st_mode) == 0o600
+
+
+def test_what_costs_nothing_is_booked_as_nothing(tmp_path: Path) -> None:
+    bench, books = booked(tmp_path, key("u"))
+    assert ask(bench, "u", prompt=[5, 6, 7], echo=True, max_tokens=0)[0] == 200
+    bench.engine.reject = busy(1)
+    assert ask(bench, "u", prompt=[5, 6, 7])[0] == 503
+    bench.engine.reject, bench.engine.refuse = None, errors.invalid("no", "prompt")
+    assert ask(bench, "u", prompt=[5, 6, 7])[0] == 400
+    lines = lines_of(books)
+    assert [(line["status"], *used(line)) for line in lines] == [(status, 0, 0, 0) for status in (200, 503, 400)]
+
+
+@pytest.mark.parametrize("extra", [{"best_of": 3}, {"use_beam_search": True, "n": 3}], ids=["best_of", "beams"])
+def test_what_was_generated_for_a_client_that_left_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]
+) -> None:
+    """Also when the engine tells it late, as after a long step."""
+    monkeypatch.setattr("octavo.server.generation.ACCOUNT_WAIT", 0.0)
+    bench, books = booked(tmp_path, key("u", tokens_per_minute=40))
+    bench.engine.silent, bench.engine.generated, bench.engine.account_delay = True, 40, 0.05
+
+    async def scene() -> None:
+        body = {"prompt": [5, 6], "max_tokens": 20, "stream": True, **extra}
+        exchange = Exchange(bench.app, "POST", COMPLETIONS, body, headers=bearer("u"))
+        task = asyncio.create_task(exchange.run())
+        while not bench.engine.requests:
+            await asyncio.sleep(0)
+        exchange.hang_up()
+        await task
+
+    asyncio.run(scene())
+    (line,) = lines_of(books)
+    assert used(line) == (2, 0, 40)
+    assert limited(ask(bench, "u"))[0] == "tokens_per_minute"
+
+
+def test_of_a_whole_answer_all_beams_are_charged_and_other_outputs_as_they_are_told(tmp_path: Path) -> None:
+    bench, books = booked(tmp_path, key("u"))
+    bench.engine.generated = 40
+    told = []
+    for extra in ({}, {"n": 2}, {"best_of": 2}, {"use_beam_search": True, "best_of": 3}):
+        told.append(json.loads(ask(bench, "u", prompt=[5, 6], **extra)[2])["usage"]["completion_tokens"])
+    assert [line["output_tokens"] for line in lines_of(books)] == [*told[:3], 40] and told[3] < 40
+
+
+@pytest.mark.parametrize("grows_only", [False, True])
+def test_a_full_disk_costs_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grows_only: bool) -> None:
+    bench, books = booked(tmp_path, key("u"))
+    write_all, room = os.write, [10**6, 25, 0, 10**6, 10**6]
+
+    def write_what_fits(file: int, data: bytes) -> int:
+        return write_all(file, data[: room.pop(0)])
+
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "write", write_what_fits)
+    if grows_only:
+        monkeypatch.setattr(os, "ftruncate", refuse)
+    for _ in range(5):
+        assert ask(bench, "u")[0] == 200
+    lines = books.read_bytes().splitlines(keepends=True)
+    assert [len(line) for line in lines if not line.endswith(b"}\n")] == ([26] if grows_only else [])
+    assert [json.loads(line)["key"] for line in lines if len(line) > 26] == ["u"] * 3
+    assert sum(line["event"] == "usage_log" for line in bench.lines()) == 1
 
 
 # ----------------------------------------------------------------------------------------------------------- the real process
@@ -349,13 +485,19 @@ def test_sighup_reads_the_keys_again_and_opens_the_books_again(served: RunningSe
     write(tmp_path / "keys.json", key("v"))
     hang_up("1 keys of the keys file hold")
     assert (status("u"), status("v")) == (401, 200)
+    os.rename(tmp_path / "usage.jsonl", tmp_path / "usage.2")
     (tmp_path / "keys.json").write_text("nonsense")
-    hang_up("everything stays as it was")
+    hang_up("the keys stay as they were")
     assert status("v") == 200
+    os.rename(tmp_path / "usage.jsonl", tmp_path / "usage.3")
+    (tmp_path / "usage.jsonl").mkdir()
+    write(tmp_path / "keys.json", key("u"))
+    hang_up("usage is booked where it was")
+    assert (status("u"), status("v")) == (200, 401)
     assert served.stop() == 0
     books = {name: [json.loads(line)["key"] for line in (tmp_path / name).read_text().splitlines()] for name in
-             ("usage.1", "usage.jsonl")}  # fmt: skip
-    assert books == {"usage.1": ["u"], "usage.jsonl": ["v", "v"]}
+             ("usage.1", "usage.2", "usage.3")}  # fmt: skip
+    assert books == {"usage.1": ["u"], "usage.2": ["v"], "usage.3": ["v", "u"]}
 
 
 def await_line(file: Path) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -306,6 +306,62 @@ def test_a_server_that_has_hardly_begun_stops_when_asked(tiny_model: Path, numbe
         wait_ended(engine)
 
 
+def test_a_terminal_that_closes_ends_no_server(tiny_model: Path) -> None:
+    """Neither one that has hardly begun, nor one that has no file to read again; and their engines live."""
+    with running(tiny_model) as server:
+        for _ in range(2):
+            for pid in (server.engine_pid(), server.process.pid):
+                os.kill(pid, signal.SIGHUP)
+            server.wait_ready()
+        server.wait_line("neither a keys file nor a usage log")
+        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).status_code == 200
+        assert server.stop() == 0
+        server.assert_engine_lived()
+
+
+def test_a_log_that_nobody_reads_stops_nothing(tiny_model: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    port = free_port()
+    command = [sys.executable, "-m", "octavo.cli", "serve", str(tiny_model), "--port", str(port), "--swap-space", "0.01"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stderr=writing, cwd=ROOT, env=environment) as process:
+        try:
+            os.close(writing)
+            url = f"http://127.0.0.1:{port}"
+            wait_until(lambda: answers(f"{url}/health"))
+            for _ in range(3):
+                assert httpx.post(f"{url}/v1/completions", json={"prompt": "x"}).status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            os.close(reading)
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(url).status_code == 200
+    return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def test_sigterm_finishes_what_runs_and_refuses_the_rest(tiny_model: Path) -> None:
     with running(tiny_model) as server:
         server.wait_ready()
@@ -445,9 +501,7 @@ def test_the_start_is_accounted_for(server: RunningServer) -> None:
 
 
 def test_the_port_answers_while_the_model_loads(tiny_model: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with running(tiny_model, "--port", str(port)) as server:
         os.kill(server.engine_pid(), signal.SIGSTOP)
         answer = httpx.get(f"http://127.0.0.1:{port}/healthz/startup", timeout=30)

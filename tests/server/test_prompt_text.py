@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,40 @@ def test_the_event_loop_goes_on_while_a_long_text_is_tokenized(tokenizer: Tokeni
         return count
 
     assert asyncio.run(turns()) > 20
+
+
+def test_many_long_texts_hold_up_neither_threads_nor_shorter_texts(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = [], threading.Event()
+    encode_batch = Tokenizer.encode_batch
+
+    def encode_when_told(self: Tokenizer, texts: list[str], **options: bool) -> list[list[int]]:
+        if len(texts[0]) > 1 << 14:
+            begun.append(len(texts[0]))
+            go_on.wait(60)
+        return encode_batch(self, texts, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", encode_when_told)
+
+    async def scene() -> int:
+        encoder = TextEncoder(tokenizer)
+
+        async def encode(characters: int) -> None:
+            await encoder.encode(["a" * characters], add_special_tokens=False)
+
+        long = [asyncio.create_task(encode(length)) for length in [300_000, 100_000] * 20]
+        try:
+            await asyncio.wait_for(encode(3000), 20)
+            await asyncio.wait_for(asyncio.to_thread(int), 20)
+            found = sorted(begun)
+        finally:
+            go_on.set()
+        await asyncio.gather(*long)
+        assert found == [100_000, 300_000]
+        return len(begun)
+
+    assert asyncio.run(scene()) == 40
 
 
 @pytest.mark.parametrize(

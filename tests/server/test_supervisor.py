@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import errno
 import io
 import os
 import socket
@@ -13,7 +14,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.outputs import RequestMetrics, TokenDelta
-from octavo.server import interpreter, wire
+from octavo.server import interpreter, status, supervisor, wire
 from octavo.server.engine_client import Mailbox
 from octavo.server.engine_handle import EngineProcess
 from octavo.server.errors import ApiError
@@ -22,7 +23,7 @@ from octavo.server.request_log import Log
 from octavo.server.status import Status
 from octavo.server.supervisor import Supervisor
 from octavo.server.threads import busiest_threads
-from octavo.server.wire import Abort, Add, Ended, Load, Pin, Ready, Refused, Step, Working, frame
+from octavo.server.wire import Abort, Add, Ended, Load, Pin, Progress, Ready, Refused, Step, Working, frame
 from tests.server.fakes import MODEL
 from tests.server.test_engine_loop import delta, request
 
@@ -97,10 +98,19 @@ class Stage:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.engines = [FakeEngineProcess()]
+        self.refusals = {"spawn": 0, "attach": 0}
         self.status = Status()
         self.status.text_ready()
         self.log = io.StringIO()
         monkeypatch.setattr(EngineProcess, "spawn", staticmethod(self._spawn))
+        loop = asyncio.get_running_loop()
+        connect = loop.create_unix_connection
+
+        def connected(*args: Any, **kwargs: Any) -> Any:
+            self._refuse("attach")
+            return connect(*args, **kwargs)
+
+        monkeypatch.setattr(loop, "create_unix_connection", connected)
         self.supervisor = Supervisor(
             status=self.status,
             log=Log(self.log, as_json=True),
@@ -111,7 +121,13 @@ class Stage:
             **options,
         )
 
+    def _refuse(self, what: str) -> None:
+        if self.refusals[what]:
+            self.refusals[what] -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
     def _spawn(self) -> EngineProcess:
+        self._refuse("spawn")
         self.engines.append(FakeEngineProcess())
         return self.engines[-1].handle
 
@@ -232,7 +248,7 @@ def test_tokens_arrive_and_the_engine_owes_nothing_after_the_last(monkeypatch: p
 
 def test_a_stuck_engine_is_replaced_like_a_crashed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is heard from it: its streams are told, and what waited goes to the next."""
-    monkeypatch.setattr(Status, "stall_limit", lambda self: 0.05)
+    monkeypatch.setattr(status, "STALL_SECONDS", 0.05)
 
     async def scene() -> None:
         stage, streaming, waiting = Stage(monkeypatch, watch_interval=0.01), Mailbox(), Mailbox()
@@ -261,7 +277,7 @@ def test_a_stuck_engine_is_replaced_like_a_crashed_one(monkeypatch: pytest.Monke
 
 def test_an_engine_that_gets_on_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step may take longer than any limit, as that of a large model on a small machine."""
-    monkeypatch.setattr(Status, "stall_limit", lambda self: 0.1)
+    monkeypatch.setattr(status, "STALL_SECONDS", 0.1)
 
     async def scene() -> None:
         stage, waiting = Stage(monkeypatch, watch_interval=0.02), Mailbox()
@@ -289,6 +305,83 @@ def test_one_late_look_replaces_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         silence[0] = 0.0
         await asyncio.sleep(0.2)
         assert not stage.engine.process.killed
+
+    play(scene)
+
+
+def test_an_engine_that_loads_tells_of_it_or_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it would wait without end. Meanwhile the server is not live."""
+    monkeypatch.setattr(status, "LOADING_SECONDS", 0.3)
+
+    async def scene() -> None:
+        stage, waiting = Stage(monkeypatch, watch_interval=0.02), Mailbox()
+        await stage.begin()
+        stage.supervisor.submit(request("waiting"), waiting)
+        stuck = await stage.successor()
+        for number in range(20):
+            stuck.say(Progress("load weights", number / 20) if number % 2 else Working())
+            await asyncio.sleep(0.03)
+        assert not stuck.process.killed and stage.status.live()[0] == 200
+        await until(lambda: stage.status.live()[0] == 503)
+        await until(lambda: stuck.process.killed)
+        assert stuck.process.signals == [interpreter.LAST_WORDS]
+        await until(lambda: len(stage.engines) == 3)
+        assert "of loading" in stage.log.getvalue() and stage.status.restarts == 2
+        assert stage.status.live()[0] == 200
+
+    play(scene)
+
+
+@pytest.mark.parametrize("failing", ["spawn", "attach"])
+def test_an_engine_that_cannot_be_started_is_tried_again(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until there have been too many crashes, of which each try that fails is one."""
+    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.01)
+
+    async def scene() -> None:
+        stage = Stage(monkeypatch)
+        await stage.begin()
+        stage.refusals[failing] = 1
+        first = stage.engine
+        first.sock.close()
+        await until(lambda: not stage.refusals[failing] and stage.engine is not first and not stage.engine.process.killed)
+        assert isinstance(await stage.engine.hear(), Load)
+        stage.engine.say(READY)
+        await until(lambda: stage.status.engine_up)
+        assert "the engine cannot be started (too many open files)" in stage.log.getvalue()
+        assert not stage.supervisor.outcome.done()
+        stage.refusals[failing] = 1
+        stage.engine.sock.close()
+        told = await stage.supervisor.outcome
+        assert told == (70, "the engine failed 3 times within 60 s, last: exit status 70")
+
+    play(scene)
+
+
+def test_a_server_that_can_start_no_engine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.01)
+
+    async def scene() -> None:
+        stage, waiting = Stage(monkeypatch), Mailbox()
+        await stage.begin()
+        stage.supervisor.submit(request("waiting"), waiting)
+        stage.refusals["spawn"] = 2
+        stage.engine.sock.close()
+        told = await stage.supervisor.outcome
+        assert told == (70, "the engine failed 3 times within 60 s, last: it cannot be started: too many open files")
+        with pytest.raises(ApiError):
+            await waiting.get()
+
+    play(scene)
+
+
+def test_a_supervisor_that_fails_gives_up_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch)
+        await stage.begin()
+        monkeypatch.setattr(EngineProcess, "spawn", staticmethod(lambda: 1 // 0))
+        stage.engine.sock.close()
+        assert (await stage.supervisor.outcome)[0] == 70
+        assert "Traceback" in stage.log.getvalue() and "ZeroDivisionError" in stage.log.getvalue()
 
     play(scene)
 

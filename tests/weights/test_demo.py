@@ -3,10 +3,13 @@
 import hashlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -139,6 +142,39 @@ def test_two_at_once_fetch_once(index: Path, tmp_path: Path, monkeypatch: pytest
         thread.join()
     assert calls == ["demo model 'tiny'"]
     assert [path.read_bytes() == CONTENT for path in found] == [True] * 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_whoever_is_ended_leaves_no_download(number: signal.Signals, index: Path, tmp_path: Path) -> None:
+    """Neither the process that downloads nor, once the next has fetched the file, what it had of it."""
+    told = tmp_path / "told"
+    script = tmp_path / "pip3"
+    script.write_text(f'#!/bin/sh\necho > "$TMPDIR/piece"\necho $$ > {told}.part\nmv {told}.part {told}\nexec sleep 600\n')
+    script.chmod(0o755)
+    code = (
+        "import importlib.util, pathlib, tests.weights.test_demo as t; importlib.util.find_spec = lambda name: None; "
+        f"t.fetch_demo_model('tiny', cache_dir=pathlib.Path({str(tmp_path / 'cache')!r}), progress=False, models=t.tiny())"
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as fetching:
+        try:
+            wait_until(told.exists)
+            assert list((tmp_path / "cache").rglob("piece"))
+        finally:
+            fetching.send_signal(number)
+    pid = int(told.read_text())
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text())
+    fetch_demo_model("tiny", cache_dir=tmp_path / "cache", progress=False, models=tiny())
+    names = sorted(entry.name for entry in (tmp_path / "cache").iterdir())
+    assert names == [".tiny.gguf.lock", ".tiny.gguf.verified", "tiny.gguf"]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Files of packed weights: what is written is read, nothing is left of what could not be written, and damage is told."""
 
+import fcntl
 import json
 import shutil
 from pathlib import Path
@@ -71,6 +72,23 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monke
     write_packed_file(path, {}, made_for=None, progress=lambda _: None)
     np.testing.assert_array_equal(mapped[0], weights()["c"][1][0])
     assert PackedFile(path).made_for is None
+
+
+def test_what_a_writer_that_was_ended_has_left_is_removed(tmp_path: Path) -> None:
+    """By the next, whatever it writes; but nothing that somebody still writes."""
+    (tmp_path / ".x.safetensors.1.part").write_bytes(b"left behind")
+    with (tmp_path / ".y.safetensors.2.part").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        write(tmp_path / "w.safetensors")
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == [".y.safetensors.2.part", "w.safetensors"]
+
+    def another(fraction: float) -> None:
+        (part,) = tmp_path.glob(".v*.part")
+        write(tmp_path / "z.safetensors")
+        assert part.exists()
+
+    write_packed_file(tmp_path / "v.safetensors", weights(), made_for=None, progress=another)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["v.safetensors", "w.safetensors", "z.safetensors"]
 
 
 def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
