@@ -11,6 +11,8 @@ _ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else"
 _LISTS = ("prefixItems", "anyOf", "allOf", "oneOf", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DEFINITIONS = ("$defs", "definitions")
+_ALTERNATIVES = ("anyOf", "oneOf")
+_PARTS = ("allOf", *_ALTERNATIVES)
 
 
 def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -29,22 +31,56 @@ def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
 
 
 def without_additional_properties(schema: Any) -> Any:
-    """``schema`` with ``additionalProperties: false`` in every object that names properties and says nothing of others."""
+    """``schema`` with ``additionalProperties: false`` in every object that names properties and says nothing of others.
+
+    Where several schemas name properties of one object (two in ``allOf``, one beside a ``$ref``), they stay open: closed, each
+    would forbid what the others name. ``unevaluatedProperties`` would close them together, but no grammar is made of it."""
+    return _closed(schema, frozenset(_references_in_parts(schema, is_part=False)), is_part=False)
+
+
+def _closed(schema: Any, open_references: frozenset[str], *, is_part: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
-    closed = dict(schema)
+    closed, has_parts = dict(schema), is_part or _has_parts(schema)
     for keyword in _ONE:
         if isinstance(schema.get(keyword), dict):
-            closed[keyword] = without_additional_properties(schema[keyword])
+            closed[keyword] = _closed(schema[keyword], open_references, is_part=False)
     for keyword in _LISTS:
         if isinstance(schema.get(keyword), list):
-            closed[keyword] = [without_additional_properties(inner) for inner in schema[keyword]]
+            inner_is_part = has_parts and keyword in _PARTS
+            closed[keyword] = [_closed(inner, open_references, is_part=inner_is_part) for inner in schema[keyword]]
     for keyword in _NAMED:
         if isinstance(schema.get(keyword), dict):
-            closed[keyword] = {name: without_additional_properties(inner) for name, inner in schema[keyword].items()}
-    if isinstance(schema.get("properties"), dict):
+            closed[keyword] = {
+                name: _closed(inner, open_references, is_part=f"#/{keyword}/{name}" in open_references)
+                for name, inner in schema[keyword].items()
+            }
+    if isinstance(schema.get("properties"), dict) and not has_parts:
         closed.setdefault("additionalProperties", False)
     return closed
+
+
+def _references_in_parts(schema: Any, *, is_part: bool) -> Iterator[str]:
+    """To the definitions that describe an object together with other schemas."""
+    has_parts = is_part or (isinstance(schema, dict) and _has_parts(schema))
+    if has_parts and isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+        yield schema["$ref"]
+    for path, inner in subschemas(schema):
+        yield from _references_in_parts(inner, is_part=has_parts and path.startswith(_PARTS))
+
+
+def _has_parts(schema: dict[str, Any]) -> bool:
+    """Whether several schemas name properties of the same object; of alternatives, only one describes it."""
+    naming = [path for path, inner in subschemas(schema) if path.startswith(_PARTS) and _names_properties(inner)]
+    together = sum(not path.startswith(_ALTERNATIVES) for path in naming)
+    return ("properties" in schema) + ("$ref" in schema) + together + (together < len(naming)) > 1
+
+
+def _names_properties(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    parts = (inner for path, inner in subschemas(schema) if path.startswith(_PARTS))
+    return "properties" in schema or "$ref" in schema or any(map(_names_properties, parts))
 
 
 def path_at_fault(schema: Any, complaint: Callable[[Any], str]) -> str:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo import cli
-from octavo.bench.serve import statistics, table
+from octavo.bench.serve import driver, statistics, table
 from octavo.bench.serve.client import LoadClient, Outcome
-from octavo.bench.serve.data import MAX_PROMPT, MAX_TOTAL, Prompt, arrivals, make_prompts
+from octavo.bench.serve.data import MAX_PROMPT, MAX_TOTAL, Prompt, arrivals, make_prompts, make_warmups
 from octavo.bench.serve.driver import Driver, Run
 from octavo.bench.serve.options import ServeOptions, SweepOptions
 from octavo.config import ConfigError
@@ -211,6 +211,8 @@ def test_sharegpt_prompts_fit_and_a_small_file_is_used_again(tokens: Tokenizer, 
     options = ServeOptions(dataset_name="sharegpt", dataset_path=str(file), num_prompts=7)
     prompts = make_prompts(options, tokens, seed=0)
     assert {prompt.text for prompt in prompts} == {each["conversations"][0]["value"] for each in good} and len(prompts) == 7
+    two = ServeOptions(dataset_name="sharegpt", dataset_path=str(file), num_prompts=2, num_warmups=1)
+    assert [*make_prompts(two, tokens, seed=0), *make_warmups(two, tokens, seed=0)] == prompts[:3]
     assert all(prompt.input_len <= MAX_PROMPT and prompt.input_len + prompt.output_len <= MAX_TOTAL for prompt in prompts)
     assert len({prompt.output_len for prompt in prompts}) == 3
     fixed = ServeOptions(dataset_name="sharegpt", dataset_path=str(file), num_prompts=2, sharegpt_output_len=9)
@@ -218,6 +220,35 @@ def test_sharegpt_prompts_fit_and_a_small_file_is_used_again(tokens: Tokenizer, 
     file.write_text(json.dumps(bad[:1]))
     with pytest.raises(ConfigError, match="no conversation fits"):
         make_prompts(options, tokens, seed=0)
+
+
+@pytest.mark.parametrize("dataset_name", ["random", "prefix_repetition"])
+def test_warmups_have_nothing_in_common_with_what_is_measured(dataset_name: Any, tokens: Tokenizer) -> None:
+    options = ServeOptions(dataset_name=dataset_name, num_prompts=12, num_warmups=5, random_prefix_len=40)
+    measured, warmups = make_prompts(options, tokens, seed=0), make_warmups(options, tokens, seed=0)
+    assert len(warmups) == 5 and {prompt.input_len for prompt in warmups} <= {prompt.input_len for prompt in measured}
+    assert not {prompt.text[:20] for prompt in warmups} & {prompt.text[:20] for prompt in measured}
+
+
+def test_warmups_are_sent_before_and_are_no_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+
+    class Client:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        async def send(self, body: bytes, on_start: Callable[[], None] = lambda: None) -> Outcome:
+            on_start()
+            sent.append(json.loads(body)["prompt"])
+            return Outcome(text=sent[-1])
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(driver, "LoadClient", Client)
+    prompts, warmups = ([Prompt(f"{kind} {i}", 2, 1) for i in range(3)] for kind in ("measured", "warm-up"))
+    options = ServeOptions(num_warmups=3, disable_tqdm=True)
+    run = Driver(options, model="m").run(prompts, [0.0] * 3, rate=math.inf, warmups=warmups)
+    assert sent == [prompt.text for prompt in [*warmups, *prompts]]
+    assert [outcome.text for outcome in run.outcomes] == [prompt.text for prompt in prompts]
 
 
 def test_a_body_says_what_was_asked_for() -> None:

@@ -204,6 +204,49 @@ def test_additional_properties() -> None:
     assert "additionalProperties" not in closed["properties"]
 
 
+def after_closing(schema: Any, text: bytes) -> Any:
+    """The grammar of a schema without additional properties, behind a text that it has to allow."""
+    form = StructuredOutputsParams(json=schema, disable_additional_properties=True)
+    grammar = GrammarThread(lambda: BYTES).compile(form, ends=True).result()
+    for byte in text:
+        assert byte in allowed(grammar)
+        grammar.advance(byte)
+    return grammar
+
+
+A = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
+B = {"properties": {"b": {"type": "integer"}}, "required": ["b"]}
+REFERENCE, DEFINITIONS = {"$ref": "#/$defs/A"}, {"$defs": {"A": A}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "allOf": [A, B]},
+        {"allOf": [{"allOf": [A, B]}, {"type": "object"}]},
+        {**A, "allOf": [B]},
+        {**A, "anyOf": [B, {"required": ["c"]}]},
+        {"allOf": [REFERENCE, B], **DEFINITIONS},
+        {**A, "$ref": "#/$defs/B", "$defs": {"B": B}},
+    ],
+)
+def test_parts_of_one_object_stay_open(schema: Any) -> None:
+    assert after_closing(schema, b'{"a":1,"b":2}').is_satisfied
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [A, B]},
+        {"allOf": [REFERENCE], **DEFINITIONS},
+        {**A, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {"allOf": [A, {"required": ["a"]}]},
+    ],
+)
+def test_what_one_schema_names_is_closed(schema: Any) -> None:
+    assert ord(",") not in allowed(after_closing(schema, b'{"a":1'))
+
+
 def test_the_path_at_fault() -> None:
     def complaint(schema: Any) -> str:
         return "odd" if "odd" in json.dumps(schema) else ""

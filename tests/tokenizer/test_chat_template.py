@@ -59,6 +59,16 @@ MACRO = """
 {%- set captured %}{{ messages | map(attribute='role') | unique | list | tojson }}{% endset %}{{ captured }}
 {%- if messages[0].missing is defined %}x{% endif %}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}
 """
+USES = """{{ [1, [2.5, none, 'a']] }}{{ {'a' ~ 1: (1, 2)} }}{{ [1, 2][1:] == [2] }}{{ 'a' in {'a': 1} and 3 not in [1, 2] }}
+{{ '{:*^9}|{:,.1f}|{!r:>5}|{{x}}'.format('a', 1234.5, 'b') }}{{ '{n:03d}'.format(n=7) }}
+{{ 'on 20240101: %5.1f%% %-4s' % (3.14159, 'a') }}{{ '%(a)s' | format(a=1) }}
+{{ [1, 2.5] | sum }}{{ messages | map(attribute='content') | map('length') | sum }}{{ 'xaxx' | trim('x') }}{{ ' a ' | trim }}
+{{ {'b': [1, {}], 'a': {}} | tojson(indent=2, sort_keys=true) }}{{ [1, 2] | tojson(separators=(',', ':')) }}{{ 7 // 2 - 1 }}
+{% set text %}{{ 'a' ~ none ~ undefined }}{% endset %}{{ text | length }}{% set loud | upper %}loud{% endset %}{{ loud }}
+{%- macro m() %}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m([1], a=2) }}{{ 'a-b'.rsplit('-', 1) }}{{ 'x'.join(['a', 'b']) }}
+{%- for k, v in {'b': 1, 'a': 2} | dictsort %}{{ k }}{{ v }}{% endfor %}{{ dict(a=1).items() | list }}{{ '0x1f' | int(0, 16) }}
+{{ [3, 1] | sort | reverse | list }}{{ ['a', 'A'] | unique | list }}{{ messages | selectattr('role', 'in', ['user']) | first }}
+"""
 
 
 def compiled(text: str) -> ChatTemplate:
@@ -86,7 +96,7 @@ def transformers_render(text: str, messages: Any, *, add_generation_prompt: bool
     return str(rendered[0])
 
 
-@pytest.mark.parametrize("text", [CHATML, TOOL_CALLS, LINES, MACRO, "  {% if true %}\n  a\n  {% endif %}\n\nb\n"])
+@pytest.mark.parametrize("text", [CHATML, TOOL_CALLS, LINES, MACRO, USES, "  {% if true %}\n  a\n  {% endif %}\n\nb\n"])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 @pytest.mark.parametrize("tools", [None, TOOLS])
 def test_renders_like_transformers(text: str, add_generation_prompt: bool, tools: Any) -> None:
@@ -261,12 +271,69 @@ def test_there_is_no_way_out_of_the_sandbox(text: str) -> None:
         "{{ 1.5 | round(10 ** 9) }}",
         "{{ strftime_now('%Y' * 99999) }}",
         "{{ range(9999) | map('center', 10 ** 6) | list | length }}",
+        "{{ ('a'.encode() * 10 ** 7) | length }}",
+        "{{ (1).to_bytes(10 ** 7, 'big') | length }}",
+        "{{ (('f' * 5000) | int(0, 16) % 3) is number }}",
+        "{{ (1).from_bytes([255] * 5000) // 3 > 1 }}",
+        "{{ '{0:{1[0]}}'.format('a', [10 ** 7]) | length }}",
+        "{{ ('{0}' * 99).format('a' * 99999) | length }}",
+        "{{ ('{0.x}' * 99).format(namespace(x='a' * 99999)) | length }}",
+        "{{ (('%(a)s' * 99) % dict(a='a' * 99999)) | length }}",
+        "{{ ('%((a))9999999d' % {'(a)': 1}) | length }}",
+        "{{ ('{:f}' * 99999).format(*[1.5] * 99999) | length }}",
+        "{{ ([none] * 99) | map('default', 'a' * 999999, true) | list | length }}",
+        "{{ ('a' * 999999).split('a') | length }}",
+        "{{ ([[[[[[1] * 50000]]]]] | tojson(indent=16)) | length }}",
+        "{{ ([1] * 9999) | tojson(separators=('x' * 9999, ':')) | length }}",
+        "{% set s = 'x' * 999999 %}{% set kept = namespace(x=[]) %}"
+        "{% for a in range(999) %}{% set kept.x = kept.x + [s[1:]] %}{% endfor %}",
+        "{% set s = 'x' * 999999 %}{% set kept = namespace(x=[]) %}"
+        "{% for a in range(999) %}{% set kept.x = kept.x + [s | upper] %}{% endfor %}",
+        "{% set ns = namespace(x='x') %}{% for a in range(24) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
+        "{% macro m() %}{% for a in range(9999) %}" + "x" * 9999 + "{% endfor %}{% endmacro %}{{ m() | length }}",
+        "{% set t = (1,) * 500000 %}{% set x = {" + "t: 1, " * 999 + "} %}",
+        "{% set s = ['ab'] * 9999 %}{{ s | select('in', 'x' * 999999) | list | length }}",
     ],
 )
 def test_bombs_do_not_go_off(text: str) -> None:
     with pytest.raises(ParameterError) as caught:
         render(text, max_seconds=0.2)
     assert caught.value.param == "messages"
+
+
+NEST = "{% set ns = namespace(a=('x',), b=('x',)) %}"
+DOUBLED = NEST + "{% for i in range(22) %}{% set ns.a = (ns.a, ns.a) %}{% set ns.b = (ns.b, ns.b) %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        DOUBLED + "{{ ns.a | string | length }}",
+        DOUBLED + "{{ ns.a == ns.b }}",
+        DOUBLED + "{{ {ns.a: 1} | length }}",
+        DOUBLED.replace("(ns.a, ns.a)", "[ns.a, ns.a]") + "{{ ns.a | tojson | length }}",
+        DOUBLED.replace("(ns.a, ns.a)", "{1: ns.a, 2: ns.a}.values()") + "{{ ns.a | string | length }}",
+        DOUBLED.replace("(ns.a, ns.a)", "dict.fromkeys([1, 2], ns.a)") + "{{ ns.a | string | length }}",
+        DOUBLED.replace("(ns.a, ns.a)", "[ns.a] + [ns.a]") + "{{ ns.a | string | length }}",
+        DOUBLED.replace("(ns.a, ns.a)", "[ns.a] * 2") + "{{ ns.a | string | length }}",
+        "{% macro m(ns) %}{% set ns.a = varargs %}{% endmacro %}"
+        + NEST
+        + "{% for i in range(22) %}{{ m(ns, ns.a, ns.a) }}{% endfor %}{{ ns.a | string | length }}",
+        "{{ ([[1]] * 20000) | sum(start=[]) | length }}",
+        "{{ ('a' * 99999).rfind('ab' + 'a' * 49999) }}",
+        "{{ ('a' * 99999).strip('b' * 9999) | length }}",
+        "{{ ('a' * 99999) | trim('b' * 9999) | length }}",
+        NEST + "{% for i in range(9999) %}{% set ns.a = (ns.a,) %}{% endfor %}{{ {ns.a: 1} | length }}",
+    ],
+)
+def test_what_the_clock_comes_too_late_for_is_not_begun(text: str) -> None:
+    with pytest.raises(ParameterError, match=r"too much|can only concatenate"):
+        render(text, max_seconds=60)
+
+
+def test_a_namespace_does_not_write_out_its_contents() -> None:
+    text = "{% set n = namespace(a=1) %}" + "{% set n = namespace(a=n, b=n) %}" * 22
+    assert render(text + "{{ n }}") == "<Namespace>"
 
 
 def test_the_output_has_a_limit() -> None:
@@ -280,7 +347,15 @@ def test_long_conversations_fit() -> None:
     assert len(render(CHATML, chat, max_seconds=60)) > 2_000_000
 
 
-BROKEN = ["{% for %}", "{{ x | batch(3) }}", "{{", "{% endfor %}", "x" * (2**20 + 1), "{{ " + "(" * 999 + "1"]
+BROKEN = [
+    "{% for %}",
+    "{{ x | batch(3) }}",
+    "{{ x | striptags }}",
+    "{{",
+    "{% endfor %}",
+    "x" * (2**20 + 1),
+    "{{ " + "(" * 999 + "1",
+]
 
 
 @pytest.mark.parametrize("text", BROKEN, ids=map(str, range(len(BROKEN))))

@@ -21,6 +21,7 @@ MAX_TOTAL = 2048
 """Longest ShareGPT prompt, and prompt with answer, in tokens: the limits of ``vllm bench serve``."""
 
 _BATCH = 64
+_WARMUP_SEEDS = 2**32
 _ADJUSTMENTS = 8
 _ONSETS = ("b", "br", "ch", "d", "f", "g", "gl", "h", "k", "l", "m", "n", "p", "pr", "r", "s", "st", "t", "tr", "v", "w")
 _NUCLEI = ("a", "ai", "e", "ea", "i", "o", "oo", "u")
@@ -46,6 +47,16 @@ def make_prompts(options: LoadOptions, tokens: TokenCounter, *, seed: int) -> li
     if options.dataset_name == "random":
         return _random(options, tokens, random)
     return _prefix_repetition(options, tokens, random)
+
+
+def make_warmups(options: LoadOptions, tokens: TokenCounter, *, seed: int) -> list[Prompt]:
+    """``options.num_warmups`` prompts like those of ``make_prompts``, which find nothing of theirs in a prefix cache then: the
+    conversations behind theirs, as far as the file reaches, or texts of a seed that no run has. Raises ``ConfigError``."""
+    if options.dataset_name == "sharegpt":
+        both = msgspec.structs.replace(options, num_prompts=options.num_prompts + options.num_warmups)
+        return make_prompts(both, tokens, seed=seed)[options.num_prompts :]
+    alone = msgspec.structs.replace(options, num_prompts=options.num_warmups)
+    return make_prompts(alone, tokens, seed=_WARMUP_SEEDS + seed)
 
 
 def arrivals(count: int, rate: float, *, burstiness: float, seed: int) -> list[float]:

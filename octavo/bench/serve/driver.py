@@ -35,19 +35,18 @@ class Driver:
         self._model = model
         self._encode = msgspec.json.Encoder().encode
 
-    def run(self, prompts: Sequence[Prompt], due: Sequence[float], *, rate: float) -> Run:
+    def run(self, prompts: Sequence[Prompt], due: Sequence[float], *, rate: float, warmups: Sequence[Prompt] = ()) -> Run:
         """One measurement, after the warm-ups. ``due``: seconds from the start."""
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(self._measure(list(prompts), due, rate))
+            return runner.run(self._measure(list(prompts), due, rate, warmups))
 
-    async def _measure(self, prompts: list[Prompt], due: Sequence[float], rate: float) -> Run:
+    async def _measure(self, prompts: list[Prompt], due: Sequence[float], rate: float, warmups: Sequence[Prompt]) -> Run:
         options = self._options
         client = LoadClient(options.url, options.path, headers=options.headers, insecure=options.insecure)
         bodies = [self._encode(self.body(prompt)) for prompt in prompts]
-        if options.num_warmups:
-            await asyncio.gather(*(client.send(bodies[i % len(bodies)]) for i in range(options.num_warmups)))
+        await asyncio.gather(*(client.send(self._encode(self.body(prompt))) for prompt in warmups))
         slots = asyncio.Semaphore(options.max_concurrency or len(bodies))
         with Progress(len(bodies), disabled=options.disable_tqdm) as progress:
             start = time.perf_counter()

@@ -10,7 +10,7 @@ import msgspec
 
 from octavo.bench.report import check_writable
 from octavo.bench.serve import plot, table
-from octavo.bench.serve.data import Prompt, arrivals, make_prompts
+from octavo.bench.serve.data import Prompt, arrivals, make_prompts, make_warmups
 from octavo.bench.serve.driver import Driver, Run
 from octavo.bench.serve.options import LoadOptions, ServeOptions
 from octavo.bench.serve.statistics import Figures, details, figures, result
@@ -35,7 +35,9 @@ class Bench:
     def run(self, prompts: Sequence[Prompt], *, rate: float, seed: int) -> tuple[Run, Figures]:
         """One measurement at one rate."""
         options = self._options
-        run = self._driver.run(prompts, arrivals(len(prompts), rate, burstiness=options.burstiness, seed=seed), rate=rate)
+        warmups = make_warmups(options, self._tokens, seed=seed) if options.num_warmups else []
+        due = arrivals(len(prompts), rate, burstiness=options.burstiness, seed=seed)
+        run = self._driver.run(prompts, due, rate=rate, warmups=warmups)
         self._count_outputs(run)
         percentiles = options.percentiles
         return run, figures(run, percentiles=percentiles, limits=options.limits)

@@ -68,7 +68,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: Annotated[Positive | None, Meta(description="most requests at a time; the others wait at the client")] = (
         None
     )
-    num_warmups: Annotated[int, Meta(ge=0, description="requests before the measured ones")] = 0
+    num_warmups: Annotated[int, Meta(ge=0, description="requests before the measured ones, with prompts of their own")] = 0
     ready_check_timeout_sec: Annotated[float, Meta(ge=0, description="seconds to wait for the server to answer")] = 0.0
     ignore_eos: Annotated[
         bool | None, Meta(description="generate on past the end of the text; default: on but for sharegpt")
