@@ -218,9 +218,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         assert self.kv.sharing() == (len(tables), len(set(tables)))
 
 
-KVCacheMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=60, suppress_health_check=list(HealthCheck)
-)
+KVCacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, suppress_health_check=list(HealthCheck))
 TestKVCacheManager = KVCacheMachine.TestCase
 
 
