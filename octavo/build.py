@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.backends.base import Backend, BatchCapacity, KVCache, KVCacheSpec
-from octavo.build_memory import check_weights_fit, resolve_num_blocks
+from octavo.build_memory import check_swap_fits, check_weights_fit, resolve_num_blocks
 from octavo.build_packed import PackingBackend, WeightsToKeep, find_packed
 from octavo.config import ConfigError, EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
@@ -180,6 +180,7 @@ def _open_model(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
         weight_format = resolve_weight_format(config, checkpoint.kind, checkpoint.config, dtype=dtype, isa=isa)
         check_heads(config, checkpoint.config)
         memory_before = backend.available_memory()
+        check_swap_fits(config, memory_before)
         spec = kv_cache_spec(config, checkpoint.config, dtype)
         check_weights_fit(
             config,

@@ -30,6 +30,16 @@ _SHORTEST = 512
 """Tokens of context that are worth a command."""
 
 
+def check_swap_fits(config: EngineConfig, memory: int) -> None:
+    """Host blocks that there is no memory for are refused, but for the little that nobody asked for. ``memory`` is what this
+    process can use. Raises ``ConfigError``."""
+    free = memory / 2**30
+    if config.swap_space > max(1.0, free):
+        raise ConfigError(
+            f"--swap-space {config.swap_space:g} is more than the {free:.1f} GiB of memory that are left: ask for less"
+        )
+
+
 def check_weights_fit(
     config: EngineConfig,
     model: ModelConfig,

@@ -113,6 +113,13 @@ def test_weights_that_do_not_fit_are_told_before_they_are_loaded(
     assert ("take a smaller model" in str(caught.value)) == (not proposed)
 
 
+def test_swap_space_is_memory_that_there_is() -> None:
+    for asked, memory in ((8.0, 8 * GIB), (1.0, GIB // 2), (0.0, 0)):
+        build_memory.check_swap_fits(EngineConfig(model="m", swap_space=asked), memory)
+    with pytest.raises(ConfigError, match=r"--swap-space 9 is more than the 8\.0 GiB"):
+        build_memory.check_swap_fits(EngineConfig(model="m", swap_space=9.0), 8 * GIB)
+
+
 def test_a_context_is_shortened_where_only_that_makes_room() -> None:
     model = msgspec.structs.replace(LARGE, max_position_embeddings=131_072)
     with pytest.raises(ConfigError) as caught:
