@@ -28,7 +28,8 @@ Vnni vnni() {
     return found;
 }
 
-// Multiplies 16 rows by a block of weights in a child process: some hypervisors announce tiles that do not work. That tiles may be used at all has been found by whoever chose the instruction set.
+// Multiplies 16 rows by a block of weights in a child process: some hypervisors announce tiles that do not work. That tiles
+// may be used at all has been found by whoever chose the instruction set.
 bool probe_integer_tiles() {
 #ifdef OCTAVO_HAVE_INTEGER_AMX
     uint32_t a = 0, b = 0, c = 0, d = 0;

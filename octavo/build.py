@@ -46,8 +46,6 @@ class Loaded:
     max_model_len: int
     facts: dict[str, Any]
     grammars: GrammarSource
-    progress: Callable[[], int]
-    """of ``Backend``"""
 
 
 @dataclass(frozen=True)
@@ -94,16 +92,26 @@ class _Stopwatch:
 
 
 def load(
-    config: EngineConfig, *, progress: Progress | None = None, isolate: bool = False, probe: Probe | None = None
+    config: EngineConfig,
+    *,
+    progress: Progress | None = None,
+    on_backend: Callable[[Backend], None] = lambda backend: None,
+    isolate: bool = False,
+    probe: Probe | None = None,
 ) -> Loaded:
-    """Build the engine. With ``isolate`` an error in a step ends the requests that cause it, without it is raised; ``probe``,
-    for tests, may then make a sequence fail.
+    """Build the engine. ``on_backend`` is given the backend before anything is computed. With ``isolate`` an error in a step
+    ends the requests that cause it, without it is raised; ``probe``, for tests, may then make a sequence fail.
 
     Raises:
         ConfigError: the configuration cannot work, in one line that says what to change.
     """
     watch = _Stopwatch(progress or (lambda phase, fraction: None))
-    parts = _load_parts(config, watch, lambda backend: backend)
+
+    def shown(backend: Backend) -> Backend:
+        on_backend(backend)
+        return backend
+
+    parts = _load_parts(config, watch, shown)
     with watch.phase("start engine"):
         engine = assemble_parts(config, parts, isolate=Isolate(probe) if isolate else None)
     spec, backend = parts.cache.spec, parts.backend
@@ -112,7 +120,6 @@ def load(
         model_config=parts.model_config,
         max_model_len=parts.max_model_len,
         grammars=parts.grammars,
-        progress=backend.progress,
         facts={
             "model": config.model,
             "architecture": parts.model_config.architecture,
@@ -180,7 +187,8 @@ def _open_model(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
         weight_format = resolve_weight_format(config, checkpoint.kind, checkpoint.config, dtype=dtype, isa=isa)
         check_heads(config, checkpoint.config)
         memory_before = backend.available_memory()
-        check_swap_fits(config, memory_before)
+        if config.kv_allocation == "paged" and config.preemption_mode != "recompute":
+            check_swap_fits(config, memory_before)
         spec = kv_cache_spec(config, checkpoint.config, dtype)
         check_weights_fit(
             config,

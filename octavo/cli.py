@@ -4,12 +4,16 @@ A command's module is imported only when it is called, so that ``--help`` costs 
 ``OCTAVO_<FLAG>`` stands for every flag.
 """
 
+import errno
 import os
 import sys
 import time
 from importlib import import_module
 
 from octavo.commands import COMMANDS, PITCH, USAGE_ERROR, silence_output
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""What is wrong with the output, or the disk; anything else is an error of ours, or of the system."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,11 +23,14 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             return _choose(sys.argv[1:] if arguments is None else arguments, started)
         finally:
-            sys.stdout.flush()  # or what cannot be written would be found out while the interpreter ends
+            if sys.stdout is not None:  # it was closed from the beginning
+                sys.stdout.flush()  # or what cannot be written would be found out while the interpreter ends
     except BrokenPipeError:
         silence_output()
         return 0
     except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
         silence_output()
         print(f"octavo: error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr, flush=True)
         return USAGE_ERROR

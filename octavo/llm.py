@@ -86,6 +86,7 @@ class _Pending:
             outputs=[branch.output for branch in self.branches],
             finished=False,
         )
+        self.lost = False
         self._unread = ""
 
     @property
@@ -244,12 +245,15 @@ class LLM:
         item = self._enqueue({"prompt": text, "prompt_token_ids": ids}, params, seed_index=0, priority=0)
         try:
             while True:
-                if text := item.read():
-                    yield text
+                if piece := item.read():
+                    yield piece
                 elif item.finished:
                     return
+                elif item.lost:
+                    raise RuntimeError("a step in which this answer was computed has failed, or was interrupted: ask again")
                 else:
-                    self._step()
+                    for _ in self._step():
+                        pass
         finally:
             self._drop(item)
 
@@ -416,10 +420,17 @@ class LLM:
         if bar is not None:
             bar.close()
 
-    def _step(self) -> list[tuple[TokenDelta, _Pending]]:
-        """What a step has brought, and for whom: streams may be under way beside whatever else is asked."""
-        found = []
-        for delta in self._engine.step():
+    def _step(self) -> Iterator[tuple[TokenDelta, _Pending]]:
+        """What a step has brought, and for whom: streams may be under way beside whatever else is asked. If there is no result,
+        nobody who may have been in the step can go on."""
+        try:
+            deltas = self._engine.step()
+        except BaseException:
+            for waiting in self._pending.values():
+                waiting.lost = True
+                self._engine.abort(waiting.request.id)
+            raise
+        for delta in deltas:
             item = self._pending.get(delta.request_id)
             if item is None or item.finished:
                 continue
@@ -427,8 +438,7 @@ class LLM:
             output = item.branches[delta.branch].output
             if output.finish_reason is not None and delta.finish_reason is None:  # a stop string: the engine cannot know
                 item.result.metrics = self._engine.abort(delta.request_id, delta.branch) or item.result.metrics
-            found.append((delta, item))
-        return found
+            yield delta, item
 
     def _drop(self, item: _Pending) -> None:
         """Forget a request, finished or not."""

@@ -3,6 +3,7 @@
 Nothing is looked up: whether anybody answers there is not known here.
 """
 
+import re
 from urllib.parse import SplitResult, urlsplit
 
 from octavo.config import ConfigError
@@ -13,6 +14,7 @@ def server_url(url: str, *, flag: str, wanted: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        fine = fine and re.search(r"[\x00-\x20\x7f]", parts.netloc + parts.path) is None
         (parts.hostname or "").encode("idna")
         parts.path.encode("ascii")
     except ValueError:

@@ -10,6 +10,7 @@ import pytest
 
 from octavo import LLM, RepetitionDetectionParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from octavo.config import ConfigError
+from octavo.llm import _ProgressBar
 from octavo.sampling_params import ParameterError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -178,9 +179,46 @@ def test_streams_may_be_interleaved_with_anything(llm: LLM) -> None:
     assert llm._pending == {}
 
 
-def test_the_progress_bar_tells_tokens_per_second(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
-    llm.generate(["a", "b"], GREEDY)
+def test_a_step_that_was_interrupted_ends_the_streams_that_were_in_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = llm.stream_chat([{"role": "user", "content": "Name a city."}], GREEDY)
+    next(stream)
+    with monkeypatch.context() as patched:
+        patched.setattr("octavo.executor.local._Step.result", lambda step: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            llm.generate("Hello", GREEDY, use_tqdm=False)
+    with pytest.raises(RuntimeError, match="ask again"):
+        "".join(stream)
+    assert llm._pending == {} and texts(llm.generate("Hello", GREEDY, use_tqdm=False)) != [""]
+
+
+def test_what_is_allowed_and_what_has_a_form_is_both(llm: LLM) -> None:
+    letters = {letter: llm.get_tokenizer().encode(letter)[0] for letter in "abcd"}
+    params = SamplingParams(
+        temperature=1.0,
+        n=3,
+        max_tokens=20,
+        seed=1,
+        allowed_token_ids=[letters["a"], letters["b"], letters["c"]],
+        structured_outputs=StructuredOutputsParams(regex="[bcd]{8,12}"),
+    )
+    found = texts(llm.generate("Letters:", params, use_tqdm=False))
+    assert len(found) == 3 and all(8 <= len(text) <= 12 and set(text) <= set("bc") for text in found) and len(set(found)) > 1
+
+
+def test_the_progress_bar_tells_tokens_per_second(
+    llm: LLM, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[tuple[int, int]] = []
+    close = _ProgressBar.close
+
+    def noting(bar: _ProgressBar) -> None:
+        counted.append((bar._input, bar._output))
+        close(bar)
+
+    monkeypatch.setattr(_ProgressBar, "close", noting)
+    llm.generate(["a", "b"], SamplingParams(n=3, temperature=1.0, max_tokens=1, ignore_eos=True))
     assert "tokens/s" in capfd.readouterr().err
+    assert counted == [(2, 6)]
 
 
 @pytest.mark.parametrize(

@@ -25,5 +25,5 @@ COMMANDS = {
 
 def silence_output() -> None:
     """What is still to be written to stdout goes nowhere, or the interpreter would complain while it ends."""
-    with contextlib.suppress(OSError, ValueError):  # there is no file behind it
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # there is no file behind it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,5 +1,6 @@
 """``octavo keys new NAME``: makes an API key, shows it once, and writes its digest, role and limits into a keys file."""
 
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,8 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: fl
 
     def show() -> None:
         try:
+            if sys.stdout is None:
+                raise OSError(errno.EBADF, "")
             print(secret, flush=True)
         except OSError as error:
             silence_output()

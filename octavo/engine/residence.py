@@ -131,8 +131,8 @@ class Residence:
         return self._resume(group, slack) if group.status is GroupStatus.SWAPPED else self._admit(group, budget, slack)
 
     def blocks_of_siblings(self, group: SequenceGroup) -> int:
-        """What the branches that a preempted group has beside its first will take: it comes back when all of them fit, or they
-        would be computed only to yield again."""
+        """What the branches that a preempted group has beside its first will take, if they share no more than the prompt: it
+        comes back when all of them fit, or they would be computed only to yield again."""
         if not group.forked:
             return 0
         live = group.live

@@ -58,8 +58,9 @@ class LocalExecutor:
             step.outcome = self._runner.finish(step.work)
         except Exception as error:
             step.outcome = error
-        if self._steps:
-            self._runner.start(self._steps[0].work)
+        finally:  # also when interrupted
+            if self._steps:
+                self._runner.start(self._steps[0].work)
 
 
 class _Step:

@@ -70,8 +70,8 @@ def load_model(
 
 
 def _may_be_left_out(name: str, config: ModelConfig) -> bool:
-    """Rotary frequencies, which follow from the configuration; a head that is the embedding once more; layers behind the last
-    one, which guess tokens."""
+    """Rotary frequencies, which follow from the configuration; a head that is the embedding once more; layers beyond
+    ``num_layers``, which only guess tokens."""
     layer = re.match(r"(?:model\.layers|blk)\.(\d+)\.", name)
     if layer is not None and int(layer[1]) >= config.num_layers:
         return True

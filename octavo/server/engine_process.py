@@ -144,15 +144,19 @@ class EngineLoop:
 
 
 class Pulse:
-    """Tells the API process that what is computed gets on. ``progress`` changes when it does."""
+    """Tells the API process that what is computed gets on."""
 
     def __init__(self, channel: Channel) -> None:
-        self.progress: Callable[[], int] = lambda: 0
+        self._progress: Callable[[], int] = lambda: 0
         self._channel = channel
         self._seen = 0
 
+    def follow(self, progress: Callable[[], int]) -> None:
+        """``progress`` changes whenever it does."""
+        self._progress = progress
+
     def beat(self) -> None:
-        now = self.progress()
+        now = self._progress()
         if now != self._seen:
             self._seen = now
             with contextlib.suppress(OSError):  # whoever is gone is noticed elsewhere
@@ -183,10 +187,10 @@ def _load(channel: Channel, pulse: Pulse, started_at: float) -> SteppedEngine:
     loaded = build.load(
         config,
         progress=lambda phase, fraction: channel.send(Progress(phase, fraction)),
+        on_backend=lambda backend: pulse.follow(backend.progress),
         isolate=True,
         probe=faults.probe if load.inject_faults else None,
     )
-    pulse.progress = loaded.progress
     facts, phases = loaded.facts, loaded.facts["phases"]
     if config.pin_prefix:
         channel.send(Progress("pin prefixes", 0.0))

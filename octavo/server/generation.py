@@ -140,8 +140,8 @@ class Generation:
         """Fills the record with what the engine says the request cost, and counts it unless it was refused. Returns the tokens
         of its prompts and its outputs, none for a refusal.
 
-        As what ``best_of`` draws and does not choose, so the other beams of a search are outputs, and what a client that left
-        has not seen."""
+        Outputs are also what nobody sees: candidates of ``best_of`` that were not chosen, the other beams of a search, and what
+        a client that left has not read."""
         for metrics in await self._mailbox.accounts(LEFT_ACCOUNT_WAIT if self.record.client_gone else ACCOUNT_WAIT):
             self._account(metrics)
         if self.record.client_gone or self.params.beam is not None:

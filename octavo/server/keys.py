@@ -93,6 +93,9 @@ def _locked(directory: Path) -> Iterator[None]:
     """While inside, nobody else changes a keys file in ``directory``, as far as its file system knows locks."""
     try:
         held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # it may be written to and not be read: nobody can lock it
+        yield
+        return
     except OSError as error:
         raise ConfigError(f"{directory}: {os.strerror(error.errno or 0).lower()}") from None
     try:

@@ -11,8 +11,8 @@ from octavo.metrics import Histogram
 
 STALL_SECONDS = 10.0
 LOADING_SECONDS = 600.0
-"""Of an engine that loads. It tells of each part of the model. A disk of 18 MB/s reads one of 10 GiB in that time, and one that
-were replaced in the middle of it would never be ready."""
+"""Of an engine that loads: it tells of each part of the model as it is read, and of what it computes. In that time a disk of
+18 MB/s reads 10 GiB; an engine that is replaced in the middle of it would never be ready."""
 STEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 
 

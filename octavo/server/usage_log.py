@@ -32,7 +32,7 @@ class UsageLog:
     def reopen(self) -> None:
         """Goes on in a new file under the same name. Raises ``ConfigError``, and goes on in the old one."""
         old, self._file = self._file, self._open()
-        self._torn = False
+        self._torn = self._torn and os.path.samestat(os.fstat(old), os.fstat(self._file))
         os.close(old)
 
     def write(self, record: RequestRecord, *, charged: bool, key: str | None, path: str, status: int, log: Log) -> None:

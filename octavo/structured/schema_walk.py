@@ -35,7 +35,16 @@ def without_additional_properties(schema: Any) -> Any:
 
     Where several schemas name properties of one object (two in ``allOf``, one beside a ``$ref``), they stay open: closed, each
     would forbid what the others name. ``unevaluatedProperties`` would close them together, but no grammar is made of it."""
-    return _closed(schema, frozenset(_references_in_parts(schema, is_part=False)), is_part=False)
+    found = list(_references_in_parts(schema, is_part=False))
+    for reference in found:  # which grows
+        found += set(_references_in_parts(_definition(schema, reference), is_part=True)).difference(found)
+    return _closed(schema, frozenset(found), is_part=False)
+
+
+def _definition(schema: Any, reference: str) -> Any:
+    where, _, name = reference.removeprefix("#/").partition("/")
+    named = schema.get(where) if where in _DEFINITIONS else None
+    return named.get(name) if isinstance(named, dict) else None
 
 
 def _closed(schema: Any, open_references: frozenset[str], *, is_part: bool) -> Any:

@@ -256,7 +256,15 @@ def test_the_top_level(arguments: list[str], status: int, words: str, capsys: py
     assert words in capsys.readouterr().out
 
 
-UNREADABLE = ["http://127.0.0.1:abc/v1", "http://127.0.0.1:99999", "http://[::1", "http://..", "http://127.0.0.1:1/ä"]
+UNREADABLE = [
+    "http://127.0.0.1:abc/v1",
+    "http://127.0.0.1:99999",
+    "http://[::1",
+    "http://..",
+    "http://127.0.0.1:1/ä",
+    "http://h o/v1",
+    "http://h/v 1",
+]
 BENCH, SWEEP = ["bench", "serve", "--base-url"], ["bench", "sweep", "--base-url"]
 
 

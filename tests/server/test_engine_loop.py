@@ -353,7 +353,7 @@ def test_the_pulse_beats_while_something_gets_on() -> None:
             return []
 
     assert heard() == [], "nothing is loaded"
-    pulse.progress = lambda: done[0]
+    pulse.follow(lambda: done[0])
     assert heard() == []
     done[0] += 1
     assert heard() == [Working()]

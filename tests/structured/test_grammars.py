@@ -228,6 +228,7 @@ REFERENCE, DEFINITIONS = {"$ref": "#/$defs/A"}, {"$defs": {"A": A}}
         {**A, "anyOf": [B, {"required": ["c"]}]},
         {"allOf": [REFERENCE, B], **DEFINITIONS},
         {**A, "$ref": "#/$defs/B", "$defs": {"B": B}},
+        {"allOf": [{"$ref": "#/$defs/same"}, B], "$defs": {"A": A, "same": REFERENCE}},
     ],
 )
 def test_parts_of_one_object_stay_open(schema: Any) -> None:

@@ -50,7 +50,7 @@ def make_prompts(options: LoadOptions, tokens: TokenCounter, *, seed: int) -> li
 
 
 def make_warmups(options: LoadOptions, tokens: TokenCounter, *, seed: int) -> list[Prompt]:
-    """``options.num_warmups`` prompts like those of ``make_prompts``, which find nothing of theirs in a prefix cache then: the
+    """``options.num_warmups`` prompts like those of ``make_prompts``, of which nothing helps those in a prefix cache: the
     conversations behind theirs, as far as the file reaches, or texts of a seed that no run has. Raises ``ConfigError``."""
     if options.dataset_name == "sharegpt":
         both = msgspec.structs.replace(options, num_prompts=options.num_prompts + options.num_warmups)
