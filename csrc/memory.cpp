@@ -94,8 +94,7 @@ KVBlocks::~KVBlocks() {
 // The first blocks of every layer, a huge page at a time.
 void KVBlocks::populate() {
     pthread_setname_np(pthread_self(), "octavo-pages"); // for who looks at the process
-    // Of this thread, as requests come first; no lower, as systems before Linux 6.4 let it hold up who maps memory while a page is found.
-    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 10);
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 19); // of this thread: requests come first
     const int64_t layer = num_blocks * layer_block_bytes(), most = std::min(layer, kPopulated / std::max<int64_t>(1, num_layers));
     for (int64_t begin = 0; begin < most; begin += kHugePage) {
         for (int64_t i = 0; i < num_layers && !stopping_; ++i) {
