@@ -90,20 +90,13 @@ def add_key(path: str, key: Key, *, show: Callable[[], None] = lambda: None) -> 
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """While inside, nobody else changes a keys file in ``directory``, as far as its file system knows locks."""
-    try:
-        held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # it may be written to and not be read: nobody can lock it
-        yield
-        return
-    except OSError as error:
-        raise ConfigError(f"{directory}: {os.strerror(error.errno or 0).lower()}") from None
-    try:
+    """While inside, nobody else changes a keys file in ``directory``, as far as that can be opened and knows locks."""
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
+            held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, held)
             fcntl.flock(held, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(held)
 
 
 def _replace(path: Path, body: bytes, show: Callable[[], None]) -> None:

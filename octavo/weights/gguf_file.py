@@ -9,7 +9,8 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 import math
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -57,41 +58,44 @@ class GgufTensor:
 
 
 class StringArray(Sequence[str]):
-    """An array of strings that is decoded when first read. Raises ``ConfigError`` if it is not UTF-8."""
+    """An array of strings, each decoded when it is asked for, all of them once when they are. ``begins`` are the bytes at which
+    they begin, with their lengths. Raises ``ConfigError`` for what is not UTF-8."""
 
-    def __init__(self, path: Path, data: mmap.mmap, *, start: int, count: int) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, begins: "array[int]") -> None:
         self._path = path
         self._map = data
-        self._start = start
-        self._count = count
+        self._begins = begins
         self._values: list[str] | None = None
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._begins)
 
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        return self._decoded()[index]
+        if self._values is None and isinstance(index, int):
+            return self._decoded([self._begins[index]], first=index)[0]
+        return self._all()[index]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._decoded())
+        return iter(self._all())
 
-    def _decoded(self) -> list[str]:
+    def _all(self) -> list[str]:
         if self._values is None:
-            data, position, values = self._map, self._start, []
-            read = _U64.unpack_from
-            try:
-                for _ in range(self._count):
-                    begin = position + 8
-                    position = begin + read(data, position)[0]
-                    values.append(data[begin:position].decode())
-            except UnicodeDecodeError:
-                raise ConfigError(f"{self._path}: string {len(values)} of an array is not UTF-8; the file is damaged") from None
-            self._values = values
+            self._values = self._decoded(self._begins, first=0)
         return self._values
+
+    def _decoded(self, begins: Iterable[int], *, first: int) -> list[str]:
+        data, read, values = self._map, _U64.unpack_from, []
+        try:
+            for begin in begins:
+                values.append(data[begin + 8 : begin + 8 + read(data, begin)[0]].decode())
+        except UnicodeDecodeError:
+            number = first + len(values)
+            raise ConfigError(f"{self._path}: string {number} of an array is not UTF-8; the file is damaged") from None
+        return values
 
 
 class GgufFile:
@@ -212,12 +216,14 @@ def _skip_strings(cursor: _Cursor, count: int, what: str) -> StringArray:
     if count * 8 > cursor.size - start:
         raise cursor.damaged(f"{what} claims {count} strings")
     data, last, read = cursor.data, cursor.size - 8, _U64.unpack_from
+    begins = array("Q")
     for _ in range(count):
         if position > last:
             raise cursor.damaged(f"{what} has a string beyond the end of the file")
+        begins.append(position)
         position += 8 + read(data, position)[0]
     cursor.need(position - start, what)
-    return StringArray(cursor.path, data, start=start, count=count)
+    return StringArray(cursor.path, data, begins)
 
 
 def _alignment(path: Path, metadata: dict[str, Any]) -> int:
