@@ -123,15 +123,16 @@ void ThreadPool::start(std::function<void()> task) {
     task_ = std::move(task);
     started_ = true;
     done_ = false;
-    open_ = true;
-    claims_.store(((claims_.load(std::memory_order_relaxed) >> 32) + 1) << 32); // an op without units: whoever waits looks up
+    const uint32_t op = static_cast<uint32_t>(claims_.load(std::memory_order_relaxed) >> 32) + 1;
+    open_ = op;
+    claims_.store(uint64_t{op} << 32); // an op without units: whoever waits looks up
     wake();
 }
 
 void ThreadPool::finish() {
     if (!started_) return;
     FlushDenormals flush;
-    if (open_.exchange(false)) run_task();
+    if (open_.exchange(kTaken) != kTaken) run_task();
     else help(size() - 1, done_);
     started_ = false;
     task_ = nullptr;
@@ -188,7 +189,9 @@ void ThreadPool::help(int thread, const std::atomic<bool>& enough) {
             continue;
         }
         last = seen >> 32;
-        if (takes_tasks && open_.load(std::memory_order_relaxed) && open_.exchange(false)) run_task();
+        // Not before its op is there: the ops of whoever began earlier would be lost when the caller of start() writes it.
+        int64_t task = static_cast<int64_t>(last);
+        if (takes_tasks && open_.load(std::memory_order_relaxed) == task && open_.compare_exchange_strong(task, kTaken)) run_task();
         else {
             duties_[thread].begin(self);
             work(seen, thread);

@@ -111,6 +111,7 @@ private:
     void stop();
 
     const int size_; // workers ask for it while others of them are still being made
+    static constexpr int64_t kTaken = -1;
     // Pauses, a hundred microseconds or less, and some milliseconds.
     static constexpr int kPatience = 2000, kMostPatience = 64 * kPatience;
     std::atomic<int> patience_{kPatience}; // grows where fetching is in vain, as when all cores have other programs
@@ -121,7 +122,7 @@ private:
     bool started_ = false;          // for the caller
     std::function<void()> task_;
     std::exception_ptr thrown_;     // by the task
-    std::atomic<bool> open_{false}; // nobody has begun the task
+    std::atomic<int64_t> open_{kTaken}; // the number of the op that nobody has begun and that is the task
     std::atomic<bool> done_{false};
     // High half: the op's number; low half: units not yet claimed. A claim succeeds only on the op it was meant for, and an op
     // cannot end while a claimed unit is unfinished, so the three fields below are stable for whoever holds a claim. All in one
