@@ -162,7 +162,9 @@ def _plain_content(content: Any, index: int, *, takes_parts: bool) -> str | list
         return content or ""
     parts = []
     for part in _list_of(content, index):
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+        text = part
+        if isinstance(part, Mapping):
+            text = part.get("refusal" if part.get("type") == "refusal" else "text")
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ParameterError(

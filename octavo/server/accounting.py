@@ -25,7 +25,8 @@ FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
 class RequestRecord(msgspec.Struct, kw_only=True):
-    """One generating request. Times are on the monotonic clock."""
+    """One generating request. Times are on the monotonic clock. ``branches`` are the outputs that ``output_tokens`` are of, for
+    each prompt; ``longest_output`` is that of one which the client got."""
 
     request_id: str
     arrival: float
@@ -33,10 +34,12 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     operation: str = ""
     stream: bool = False
     n: int = 1
+    branches: int = 1
     model_requests: int = 1
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    longest_output: int = 0
     first_token: float | None = None
     ended: float | None = None
     queue_time: float | None = None
@@ -49,12 +52,25 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     client_gone: bool = False
 
     @property
+    def time_to_first_token(self) -> float | None:
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def prefill_time(self) -> float | None:
+        """From the first step to the first token."""
+        ttft = self.time_to_first_token
+        return None if ttft is None or self.queue_time is None else max(0.0, ttft - self.queue_time)
+
+    @property
+    def decode_time(self) -> float | None:
+        """From the first token to the end."""
+        return None if self.first_token is None or self.ended is None else self.ended - self.first_token
+
+    @property
     def time_per_token(self) -> float | None:
         """Seconds between tokens of one branch, on average; None for a single token."""
-        if self.first_token is None or self.ended is None:
-            return None
-        per_branch = self.output_tokens / max(1, self.n * self.model_requests)
-        return (self.ended - self.first_token) / (per_branch - 1) if per_branch > 1 else None
+        per_branch = self.output_tokens / (self.branches * self.model_requests)
+        return None if self.decode_time is None or per_branch <= 1 else self.decode_time / (per_branch - 1)
 
     @property
     def outcome(self) -> str | None:
@@ -63,7 +79,6 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 
     def log_fields(self) -> dict[str, Any]:
         """The fields of its log line, milliseconds for times."""
-        ttft = None if self.first_token is None else self.first_token - self.arrival
         return {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -71,7 +86,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
             "n": self.n,
             "stream": self.stream,
             "queue_ms": _milliseconds(self.queue_time),
-            "ttft_ms": _milliseconds(ttft),
+            "ttft_ms": _milliseconds(self.time_to_first_token),
             "itl_ms": _milliseconds(self.time_per_token),
             "preemptions": self.preemptions,
             "blocks_allocated": self.blocks_allocated,
@@ -95,8 +110,11 @@ class ServerMetrics:
         self.time_per_output_token = Histogram(ITL_BUCKETS)
         self.e2e_latency = Histogram(LATENCY_BUCKETS)
         self.queue_time = Histogram(LATENCY_BUCKETS)
+        self.prefill_time = Histogram(LATENCY_BUCKETS)
+        self.decode_time = Histogram(LATENCY_BUCKETS)
         self.prompt_tokens = Histogram(TOKEN_BUCKETS)
         self.generation_tokens = Histogram(TOKEN_BUCKETS)
+        self.longest_output = Histogram(TOKEN_BUCKETS)
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.responses: dict[int, int] = {}
         self.clients_gone = 0
@@ -116,6 +134,7 @@ class ServerMetrics:
         ended = record.ended or time.monotonic()
         self.prompt_tokens.observe(record.prompt_tokens)
         self.generation_tokens.observe(record.output_tokens)
+        self.longest_output.observe(record.longest_output)
         self.e2e_latency.observe(ended - record.arrival)
         self.clients_gone += record.client_gone
         self.blocks_allocated += record.blocks_allocated
@@ -124,9 +143,12 @@ class ServerMetrics:
         for reason in record.finish_reasons:
             self.finished[reason] = self.finished.get(reason, 0) + 1
         self.finished["abort"] += max(0, record.n * record.model_requests - len(record.finish_reasons))
-        if record.queue_time is not None:
-            self.queue_time.observe(record.queue_time)
-        if record.first_token is not None:
-            self.time_to_first_token.observe(record.first_token - record.arrival)
-        if record.time_per_token is not None:
-            self.time_per_output_token.observe(record.time_per_token)
+        for histogram, seconds in (
+            (self.queue_time, record.queue_time),
+            (self.prefill_time, record.prefill_time),
+            (self.decode_time, record.decode_time),
+            (self.time_to_first_token, record.time_to_first_token),
+            (self.time_per_output_token, record.time_per_token),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds)

@@ -18,7 +18,7 @@ from octavo.server import aside, body, errors, params, sse, structured
 from octavo.server.aside import MANY_ENTRIES
 from octavo.server.errors import ApiError
 from octavo.server.generation import Prompt
-from octavo.server.logprobs import LogprobFormat
+from octavo.server.logprobs import LogprobFormat, TextPlaces
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import CompletionRequest
 from octavo.server.replies import Envelope, Usages, beams_of, json_response, offsets_of, reply
@@ -66,6 +66,7 @@ class Completions:
             prompt_logprobs=answer.num_prompt_logprobs,
             thinking=await self._thinking(request, prompts),
         )
+        generation.prompt_only = answer.prompt_only
         if answer.prompt_only and answer.num_prompt_logprobs is None:
             return answer.echo_only(service.options.write_timeout)
         return await reply(
@@ -165,7 +166,7 @@ class CompletionAnswer:
         self._format = formatter
         self._n = request.n or 1
         self._parts: list[list[ChoiceUpdate]] = [[] for _ in range(len(prompts) * self._n)]
-        self._offsets = [0] * len(self._parts)
+        self._places: list[TextPlaces | None] = [None] * len(self._parts)
         self._echoed = [not request.echo] * len(self._parts)
         self._reports_logprobs = params.requested_logprobs(request) is not None
         self._begun = [False] * len(self._parts)
@@ -279,12 +280,15 @@ class CompletionAnswer:
         if not self._reports_logprobs:
             return None
         shape = CompletionLogprobs([], [], [], [])
+        prompt = self._prompt(index)
         if with_prompt:
-            first = self._prompt(index).token_ids[0]
-            shape = self._format.echoed(first, self._prompt_logprobs.get(index // self._n, []))
-            self._offsets[index] = sum(map(len, shape.tokens))
-        more = self._format.completion([entry for part in parts for entry in part.logprobs or []], self._offsets[index])
-        self._offsets[index] += sum(map(len, more.tokens))
+            shape = self._format.echoed(prompt.token_ids, self._prompt_logprobs.get(index // self._n, []), prompt.text or "")
+        places = self._places[index] = self._places[index] or self._format.places(
+            prompt.token_ids,
+            at=len(prompt.text or "") if self._request.echo else 0,
+            skip_special_tokens=self._request.skip_special_tokens is not False,
+        )
+        more = self._format.completion([entry for part in parts for entry in part.logprobs or []], places)
         return CompletionLogprobs(
             shape.text_offset + more.text_offset,
             shape.token_logprobs + more.token_logprobs,

@@ -140,6 +140,7 @@ class RequestTable:
         self._unsettled: dict[str, Mailbox] = {}
         self._pending = 0
         self._pending_tokens = 0
+        self._waiting_since = 0.0
         self._started: deque[tuple[float, int]] = deque(maxlen=4096)
 
     def __len__(self) -> int:
@@ -164,6 +165,8 @@ class RequestTable:
         self._entries[request.id] = _Entry(
             request=request, mailbox=mailbox, open_branches=set(range(request.params.num_outputs))
         )
+        if not self._pending:
+            self._waiting_since = time.monotonic()
         self._pending += 1
         self._pending_tokens += len(request.prompt_token_ids)
 
@@ -237,13 +240,15 @@ class RequestTable:
 
     def retry_after(self) -> int:
         """Seconds until the queue would be empty at the rate at which requests, or the tokens of their prompts, have lately
-        left it, whichever takes longer; in [1, 60]."""
+        left it while it was not, whichever takes longer; in [1, 60]."""
         now = time.monotonic()
-        recent = [tokens for at, tokens in self._started if now - at < _DRAIN_WINDOW]
+        begin = max(now - _DRAIN_WINDOW, self._waiting_since)
+        recent = [tokens for at, tokens in self._started if at >= begin]
         if not recent:
             return 5
+        window = max(1.0, now - begin)
         windows = max(self._pending / len(recent), self._pending_tokens / sum(recent))
-        return min(60, max(1, math.ceil(windows * _DRAIN_WINDOW)))
+        return min(60, max(1, math.ceil(windows * window)))
 
     def _remove(self, request_id: str) -> _Entry | None:
         entry = self._entries.pop(request_id, None)

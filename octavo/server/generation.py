@@ -7,6 +7,7 @@ the answer is out, counts the request. Knows nothing of JSON; completions and ch
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import time
 
@@ -43,7 +44,8 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Generation:
-    """All prompts of one HTTP request. ``record`` is what its log line will say."""
+    """All prompts of one HTTP request. ``record`` is what its log line will say. ``prompt_only``: the client gets, and is
+    charged for, nothing of what the engine generates."""
 
     def __init__(
         self,
@@ -63,7 +65,9 @@ class Generation:
         self._closed = False
         self._failure: Exception | None = None
         self._counts = False
+        self._charged = True
         self._generated = 0
+        self._cached: dict[str, int] = {}
         offsets = itertools.accumulate((request.params.n for request in requests), initial=0)
         self._processors = {
             request.id: OutputProcessor(request, tokenizer, first_index=first)
@@ -71,15 +75,22 @@ class Generation:
         }
         self._unfinished = dict.fromkeys(self._processors)
         self._last_token: dict[int, float] = {}
+        self.prompt_only = False
         self.record = record
         record.prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         record.n = requests[0].params.n
+        record.branches = self.params.num_branches if self._comes_late else record.n
         record.model_requests = len(requests)
 
     @property
     def params(self) -> SamplingParams:
         """What every prompt is decoded by."""
         return self._requests[0].params
+
+    @property
+    def _comes_late(self) -> bool:
+        """Whether nothing is known of the outputs before all of them have ended."""
+        return self.params.selects or self.params.beam is not None
 
     def submit(self) -> None:
         """Gives every prompt to the engine, or none. Raises ``ApiError``."""
@@ -138,7 +149,8 @@ class Generation:
 
     async def settle(self) -> int:
         """Fills the record with what the engine says the request cost, and counts it unless it was refused. Returns the tokens
-        of its prompts and its outputs, none for a refusal.
+        of its prompts and its outputs to charge, none for a refusal and for a failure of the server's before the client has
+        got anything.
 
         Outputs are also what nobody sees: candidates of ``best_of`` that were not chosen, the other beams of a search, and what
         a client that left has not read."""
@@ -150,7 +162,7 @@ class Generation:
             return 0
         self._counts = False
         self._metrics.observe(self.record)
-        return self.record.prompt_tokens + self.record.output_tokens
+        return self.record.prompt_tokens + self.record.output_tokens if self._charged else 0
 
     def _note_failure(self, error: Exception) -> None:
         """A failure is the request's outcome, but for a refusal: what was never taken is in no statistics of requests."""
@@ -161,6 +173,7 @@ class Generation:
             self._counts = False
         else:
             record.finish_reasons += ["error"] * (record.n * record.model_requests - len(record.finish_reasons))
+            self._charged = record.stream and record.output_tokens > 0
 
     def _process(self, delta: TokenDelta, now: float) -> list[ChoiceUpdate]:
         if delta.error is not None:
@@ -174,7 +187,9 @@ class Generation:
             self._client.abort(delta.request_id, delta.branch)
         if processor.finished:
             self._unfinished.pop(delta.request_id, None)
-        self.record.cached_tokens = max(self.record.cached_tokens, delta.num_cached_tokens)
+        if (more := delta.num_cached_tokens - self._cached.get(delta.request_id, 0)) > 0:
+            self._cached[delta.request_id] = delta.num_cached_tokens
+            self.record.cached_tokens += more
         for update in processed.updates:
             self._clock(update, now)
             if update.finish_reason is not None:
@@ -184,7 +199,9 @@ class Generation:
     def _clock(self, update: ChoiceUpdate, now: float) -> None:
         """Times between tokens; several tokens at once share the time since the last."""
         record, count = self.record, len(update.token_ids)
-        record.output_tokens += count + update.num_discarded
+        if not self.prompt_only:
+            record.output_tokens += count + update.num_discarded
+            record.longest_output = max(record.longest_output, update.num_tokens)
         if not count:
             return
         if record.first_token is None:
@@ -198,7 +215,9 @@ class Generation:
         record = self.record
         self._generated += metrics.num_generated_tokens
         if metrics.queue_time is not None:
-            record.queue_time = max(record.queue_time or 0.0, metrics.queue_time)
+            record.queue_time = min(math.inf if record.queue_time is None else record.queue_time, metrics.queue_time)
+        if self._comes_late and record.first_token is not None and metrics.first_token_time is not None:
+            record.first_token = min(record.first_token, record.arrival + metrics.first_token_time)
         record.preemptions += metrics.num_preemptions
         record.swaps += metrics.num_swaps
         record.blocks_allocated += metrics.blocks_allocated

@@ -1,17 +1,35 @@
 """Log-probabilities in the three shapes that clients know: of completions, of chat, and of prompts."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
+from octavo.detokenizer import TextStream
+from octavo.sampling_params import SamplingParams
 from octavo.server.responses import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
 from octavo.step import TokenLogprobs
 from octavo.tokenizer import Tokenizer
 
 FLOOR = -9999.0
 """JSON has no infinity: a token that cannot be drawn gets this."""
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _encode = msgspec.json.Encoder().encode
+
+
+class TextPlaces:
+    """Where in a text its tokens begin, asked token by token. One that completes no character takes no room, nor does one that
+    the text leaves out."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, after: Sequence[int] = (), at: int = 0) -> None:
+        self._stream = TextStream(tokenizer, SamplingParams(skip_special_tokens=skip_special_tokens), after)
+        self.at = at
+
+    def next(self, token_id: int) -> int:
+        at = self.at
+        self.at += len(self._stream.push([token_id]))
+        return at
 
 
 class LogprobFormat:
@@ -27,34 +45,46 @@ class LogprobFormat:
     def token(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_token_ids else self._tokenizer.token_text(token_id)
 
-    def completion(self, entries: Iterable[TokenLogprobs], offset: int) -> CompletionLogprobs:
-        """``offset`` is the length of the text before the first token, in characters."""
+    def places(self, prompt: Sequence[int], *, at: int, skip_special_tokens: bool) -> TextPlaces:
+        """Those of what follows a prompt, in a text that it is from ``at`` on."""
+        return TextPlaces(self._tokenizer, skip_special_tokens=skip_special_tokens, after=prompt, at=at)
+
+    def completion(self, entries: Iterable[TokenLogprobs], places: TextPlaces) -> CompletionLogprobs:
         shape = CompletionLogprobs([], [], [], [])
         for entry in entries:
-            offset = self._append(shape, self.token(entry.token_id), offset, entry)
+            self._append(shape, entry.token_id, places.next(entry.token_id), entry)
         return shape
 
-    def echoed(self, first_token: int, entries: Iterable[TokenLogprobs]) -> CompletionLogprobs:
-        """A prompt's: its first token has none."""
-        shape = CompletionLogprobs([], [], [], [])
-        offset = self._append(shape, self.token(first_token), 0, None)
-        for entry in entries:
-            offset = self._append(shape, self.token(entry.token_id), offset, entry)
+    def echoed(self, token_ids: Sequence[int], entries: Iterable[TokenLogprobs], text: str) -> CompletionLogprobs:
+        """A prompt's, which is shown as ``text``: its first token has no log-probability."""
+        shape, places = CompletionLogprobs([], [], [], []), TextPlaces(self._tokenizer, skip_special_tokens=False)
+        for token_id, entry in zip(token_ids, itertools.chain([None], entries), strict=False):
+            # A special token was written in the text, or put around it.
+            special = self._tokenizer.is_special(token_id)
+            is_shown = not special or text.startswith(self._tokenizer.token_text(token_id), places.at)
+            self._append(shape, token_id, places.next(token_id) if is_shown else places.at, entry)
         return shape
 
-    def _append(self, shape: CompletionLogprobs, token: str, offset: int, entry: TokenLogprobs | None) -> int:
-        shape.tokens.append(token)
+    def _append(self, shape: CompletionLogprobs, token_id: int, offset: int, entry: TokenLogprobs | None) -> None:
+        shape.tokens.append(self._told_apart(token_id))
         shape.text_offset.append(offset)
         shape.token_logprobs.append(None if entry is None else max(FLOOR, entry.logprob))
         shape.top_logprobs.append(None if entry is None else self._alternatives(entry))
-        return offset + len(token)
 
     def _alternatives(self, entry: TokenLogprobs) -> msgspec.Raw:
         """The token itself first, then the likeliest; tokens that read the same keep the likelier one's value."""
-        found = {self.token(entry.token_id): max(FLOOR, entry.logprob)}
+        found = {self._told_apart(entry.token_id): max(FLOOR, entry.logprob)}
         for token_id, logprob in zip(entry.top_ids[: self._top], entry.top_logprobs, strict=False):
-            found.setdefault(self.token(token_id), max(FLOOR, logprob))
+            found.setdefault(self._told_apart(token_id), max(FLOOR, logprob))
         return msgspec.Raw(_encode(found))
+
+    def _told_apart(self, token_id: int) -> str:
+        """The token where its text is all that tells it from others: parts of characters are written as OpenAI's API does."""
+        token = self.token(token_id)
+        if REPLACEMENT not in token:
+            return token
+        value = self._tokenizer.token_bytes(token_id)
+        return token if value == token.encode() else "bytes:" + "".join(f"\\x{byte:02x}" for byte in value)
 
     def chat(self, entries: Iterable[TokenLogprobs]) -> ChatLogprobs:
         return ChatLogprobs([msgspec.Raw(_encode(self._chat_entry(entry))) for entry in entries])

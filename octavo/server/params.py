@@ -239,7 +239,11 @@ def build(
     if (form := structured.wanted(request)) is not None:
         fields["structured_outputs"] = form.params
     fields |= _searching(request) if request.use_beam_search else _drawing(request, limits)
-    params = SamplingParams(**fields)
+    try:
+        params = SamplingParams(**fields)
+    except ParameterError as error:
+        param = name if error.param == "max_tokens" else error.param
+        raise ParameterError(str(error).replace("max_tokens", name), param=param, value=error.value) from None
     _check_against_model(params, limits, "top_logprobs" if isinstance(request, ChatRequest) else "logprobs")
     return params
 

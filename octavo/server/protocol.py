@@ -119,6 +119,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 class ContentPart(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):

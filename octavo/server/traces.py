@@ -113,7 +113,6 @@ def attributes_of(record: RequestRecord, params: SamplingParams) -> dict[str, An
     where they differ or the conventions have none. Times in seconds."""
     ended = record.ended or time.monotonic()
     model_time = None if record.queue_time is None else ended - record.arrival - record.queue_time
-    ttft = None if record.first_token is None else record.first_token - record.arrival
     found = {
         "gen_ai.operation.name": record.operation,
         "gen_ai.provider.name": "octavo",
@@ -139,19 +138,15 @@ def attributes_of(record: RequestRecord, params: SamplingParams) -> dict[str, An
         "gen_ai.usage.num_sequences": params.num_branches * record.model_requests,
         "gen_ai.response.finish_reasons": tuple(record.finish_reasons) or None,
         "gen_ai.latency.time_in_queue": record.queue_time,
-        "gen_ai.latency.time_to_first_token": ttft,
-        "gen_ai.latency.time_in_model_prefill": _difference(ttft, record.queue_time),
-        "gen_ai.latency.time_in_model_decode": None if record.first_token is None else ended - record.first_token,
+        "gen_ai.latency.time_to_first_token": record.time_to_first_token,
+        "gen_ai.latency.time_in_model_prefill": record.prefill_time,
+        "gen_ai.latency.time_in_model_decode": record.decode_time,
         "gen_ai.latency.time_in_model_inference": model_time,
         "gen_ai.latency.e2e": ended - record.arrival,
         "octavo.preemptions": record.preemptions,
         "octavo.client_gone": record.client_gone,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _difference(later: float | None, earlier: float | None) -> float | None:
-    return None if later is None or earlier is None else max(0.0, later - earlier)
 
 
 def _error(status: int, record: RequestRecord | None) -> str | None:

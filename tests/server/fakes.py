@@ -34,7 +34,8 @@ class FakeEngine:
     ``refuse`` is raised through the mailbox instead. ``requests`` and ``aborted`` are what it was asked. When more branches are
     drawn than returned, branch b begins at its token number b and has the log-probability ``scores[b]`` a token. Beam b of a
     search also begins there, and its log-probability is minus b and a tenth for each token. ``generated`` is how many tokens it
-    says that a request's were, and ``account_delay`` the seconds until it tells what an aborted one cost.
+    says that a request's were, ``account_delay`` the seconds until it tells what an aborted one cost, and ``first_token_time``
+    those until a request had its first token.
     """
 
     scores = (-0.5, -0.9, -0.1, -0.3)
@@ -44,6 +45,7 @@ class FakeEngine:
         self.silent = False
         self.generated = 0
         self.account_delay = 0.0
+        self.first_token_time: float | None = None
         self.refuse: Exception | None = None
         self.reject: Exception | None = None
         self.stats = EngineStats(blocks_total=8, blocks_used=2, blocks_shared=1, blocks_cached=1, blocks_free=5)
@@ -125,6 +127,7 @@ class FakeEngine:
                 prompt_logprobs=self._prompt_logprobs(request) if i == branch == 0 else None,
                 finish_reason="stop" if token == EOS else None,
                 num_cached_tokens=3,
+                metrics=self._metrics() if token == EOS and branch == request.params.num_branches - 1 else None,
             )
             for i, token in enumerate(tokens)
         ]
@@ -151,7 +154,9 @@ class FakeEngine:
         return found
 
     def _metrics(self) -> RequestMetrics:
-        return RequestMetrics(arrival_time=0.0, num_generated_tokens=self.generated, **SHARING)
+        return RequestMetrics(
+            arrival_time=0.0, first_token_time=self.first_token_time, num_generated_tokens=self.generated, **SHARING
+        )
 
     def _prompt_logprobs(self, request: Request) -> list[TokenLogprobs] | None:
         asked = request.params.prompt_logprobs

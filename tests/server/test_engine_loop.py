@@ -281,16 +281,21 @@ def test_nobody_waits_for_the_account_of_a_lost_engine() -> None:
     assert mailboxes[3]._settled.is_set()
 
 
-def test_retry_after_follows_the_rate() -> None:
+@pytest.mark.parametrize("seconds_between, waits", [(1.0, 10), (0.25, 3)])
+def test_retry_after_follows_the_rate(monkeypatch: pytest.MonkeyPatch, seconds_between: float, waits: int) -> None:
+    """That of requests which have begun since the queue was empty, however short a time ago that is."""
+    now = [1000.0]
+    monkeypatch.setattr("octavo.server.engine_client.time.monotonic", lambda: now[0])
     table = RequestTable()
     assert table.retry_after() == 5
-    for i in range(30):
-        table.add(request(f"done-{i}"), Mailbox())
-        table.deliver(delta(f"done-{i}", last=True))
-    assert table.retry_after() == 1
+    now[0] += 100  # an empty queue says nothing about the rate
     for i in range(10):
         table.add(request(f"waiting-{i}"), Mailbox())
-    assert table.retry_after() == 10
+    for i in range(20):
+        now[0] += seconds_between
+        table.add(request(f"done-{i}"), Mailbox())
+        table.deliver(delta(f"done-{i}", last=True))
+    assert table.retry_after() == waits
     for i in range(1000):
         table.add(request(f"more-{i}"), Mailbox())
     assert table.retry_after() == 60
@@ -363,20 +368,23 @@ def test_the_pulse_beats_while_something_gets_on() -> None:
     pulse.beat()
 
 
-def test_the_queue_is_counted_in_tokens_too() -> None:
+def test_the_queue_is_counted_in_tokens_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("octavo.server.engine_client.time.monotonic", lambda: now[0])
     table = RequestTable()
     for name, length in (("a", 100), ("b", 10), ("c", 1)):
         table.add(msgspec.structs.replace(request(name), prompt_token_ids=[1] * length), Mailbox())
     assert table.pending_tokens == 111
+    now[0] += 10
     table.deliver(delta("a"))
     table.deliver(delta("a"))
     assert table.pending_tokens == 11
     table.abort("b", None)
     assert (table.pending, table.pending_tokens) == (1, 1)
-    assert table.retry_after() == 30  # one left the queue in the last 30 seconds
-    table.add(msgspec.structs.replace(request("d"), prompt_token_ids=[1] * 150), Mailbox())
-    assert table.retry_after() == 60
+    assert table.retry_after() == 10  # one of 100 tokens has left the queue in 10 seconds
+    table.add(msgspec.structs.replace(request("d"), prompt_token_ids=[1] * 400), Mailbox())
+    assert table.retry_after() == 41
     table.engine_lost(errors.engine_restarted())
-    assert (table.pending, table.pending_tokens) == (2, 151)
+    assert (table.pending, table.pending_tokens) == (2, 401)
     table.fail_all(errors.draining())
     assert (table.pending, table.pending_tokens) == (0, 0)

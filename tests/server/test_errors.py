@@ -171,6 +171,8 @@ def test_n_is_refused_before_anything_grows_with_it(bench: Bench) -> None:
         ({"messages": HELLO, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "cannot set 'messages'"),
         ({"messages": HELLO, "chat_template_kwargs": {"thinking": 1}}, "chat_template_kwargs", "does not use 'thinking'"),
         ({"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "both"),
+        ({"messages": HELLO, "max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens must be at least 1"),
+        ({"messages": HELLO, "max_completion_tokens": 2, "min_tokens": 3}, "min_tokens", "equal to max_completion_tokens=2"),
         ({"messages": HELLO, "max_completion_tokens": 100}, "max_completion_tokens", "max_completion_tokens=100 cannot"),
         ({"messages": [{"role": "user", "content": "word " * 200}]}, "input_tokens", "maximum context length"),
     ],

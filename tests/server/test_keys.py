@@ -436,6 +436,49 @@ def test_of_a_whole_answer_all_beams_are_charged_and_other_outputs_as_they_are_t
     assert [line["output_tokens"] for line in lines_of(books)] == [*told[:3], 40] and told[3] < 40
 
 
+def test_cached_tokens_are_those_of_all_prompts(tmp_path: Path) -> None:
+    bench, books = booked(tmp_path, key("u"))
+    ask(bench, "u", prompt=[[5, 6, 7, 8], [5, 6, 7, 9]])
+    assert used(lines_of(books)[0])[:2] == (8, 6)
+
+
+def test_a_prompt_alone_is_charged_alone(tmp_path: Path) -> None:
+    bench, books = booked(tmp_path, key("u"))
+    answer = json.loads(ask(bench, "u", prompt=[5, 6, 7], echo=True, logprobs=1, max_tokens=0)[2])
+    assert answer["usage"]["completion_tokens"] == 0 and used(lines_of(books)[0]) == (3, 3, 0)
+    assert bench.service.metrics.generation_tokens.total == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_server_owes_an_answer_for_is_not_charged(tmp_path: Path, stream: bool) -> None:
+    """An engine that is lost costs what a client has got by then: of a whole answer nothing."""
+    bench, books = booked(tmp_path, key("u", tokens_per_minute=4))
+    bench.engine.silent = True
+
+    async def scene() -> None:
+        body = {"prompt": [5, 6], "max_tokens": 20, "stream": stream}
+        exchange = Exchange(bench.app, "POST", COMPLETIONS, body, headers=bearer("u"))
+        task = asyncio.create_task(exchange.run())
+        while not bench.engine.requests:
+            await asyncio.sleep(0)
+        (request,) = bench.engine.requests
+        first, second = bench.engine.deltas(request)[:2]
+        bench.engine.mailboxes[request.id].put(first)
+        bench.engine.mailboxes[request.id].put(second)
+        while stream and exchange.body.count(b"data: ") < 2:
+            await asyncio.sleep(0)
+        bench.engine.mailboxes[request.id].put_account(None)
+        bench.engine.mailboxes[request.id].fail(errors.engine_restarted())
+        await task
+
+    asyncio.run(scene())
+    (line,) = lines_of(books)
+    assert used(line) == ((2, 3, 2) if stream else (0, 0, 0)) and line["finish_reason"] == "error"
+    bench.engine.silent = False
+    status = ask(bench, "u")[0]
+    assert status == (429 if stream else 200)
+
+
 @pytest.mark.parametrize("grows_only", [False, True])
 def test_a_full_disk_costs_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grows_only: bool) -> None:
     bench, books = booked(tmp_path, key("u"))

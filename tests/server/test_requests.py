@@ -222,6 +222,13 @@ def test_small_routes(bench: Bench) -> None:
     assert bench.call("GET", "/healthz/ready")[0] == 503 and bench.call("GET", "/healthz/live")[0] == 200
 
 
+def test_an_assistants_refusal_goes_back_as_what_it_said(bench: Bench) -> None:
+    said = {"role": "assistant", "content": [{"type": "refusal", "refusal": "one"}, {"type": "text", "text": "two"}]}
+    status, answer = bench.post(CHAT, messages=[{"role": "user", "content": "x"}, said, {"role": "user", "content": "y"}])
+    assert status == 200, answer
+    assert "assistant\none\ntwo" in bench.tokenizer.decode(bench.engine.requests[0].prompt_token_ids, skip_special_tokens=False)
+
+
 def test_metrics_count_requests(bench: Bench) -> None:
     bench.post(COMPLETIONS, prompt=[5, 6], max_tokens=2, n=2)
     bench.post(COMPLETIONS, prompt="x", n=0)
@@ -236,6 +243,10 @@ def test_metrics_count_requests(bench: Bench) -> None:
     assert 'octavo_http_responses_total{code="400"} 1.0' in text
     assert f"octavo_saturation{{{labels}}} 0.25" in text
     assert "vllm:time_to_first_token_seconds_bucket" in text
+    assert f"vllm:request_max_num_generation_tokens_sum{{{labels}}} 2.0" in text
+    for part in ("prefill", "decode"):
+        assert f"vllm:request_{part}_time_seconds_count{{{labels}}} 1.0" in text
+    assert sum(not line.startswith("#") for line in text.splitlines()) <= 295
 
 
 def test_keys(tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ import json
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.server.errors import busy, engine_restarted, invalid
+from octavo.server.logprobs import LogprobFormat
 from octavo.server.options import ServerOptions
 from octavo.server.responses import CompletionChunk, CompletionChunkChoice
 from octavo.server.sse import TextEvents, event
+from octavo.step import TokenLogprobs
+from octavo.token_bytes import byte_level_alphabet
 from tests.server.fakes import Bench, Exchange, stable
 
 CHAT = {"messages": [{"role": "user", "content": "count"}]}
@@ -136,6 +140,62 @@ def test_logprobs_of_completions(bench: Bench) -> None:
     assert logprobs["top_logprobs"][0] is None and [len(top) for top in logprobs["top_logprobs"][1:]] == [2, 2, 2]
     assert choice["text"] == "".join(logprobs["tokens"])
     assert bench.engine.requests[0].params.prompt_logprobs == 2
+
+
+def pieces_of(bench: Bench, text: str) -> list[int]:
+    """Token ids of ``text``, whose characters are cut into bytes."""
+    alphabet = {byte: character for character, byte in byte_level_alphabet().items()}
+    ids = [bench.tokenizer._tokenizer.token_to_id(alphabet[byte]) for byte in text.encode()]
+    assert None not in ids
+    return ids
+
+
+@pytest.mark.parametrize("extra", [{}, {"return_tokens_as_token_ids": True}, {"stream": True}])
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_of_tokens_are_places_in_the_text(bench: Bench, echo: bool, extra: dict[str, Any]) -> None:
+    prompt, bench.engine.token_ids = "日本a", pieces_of(bench, "é 語!")
+    fields = {"prompt": [*pieces_of(bench, prompt), 1], "max_tokens": 20, "logprobs": 0, "echo": echo, **extra}
+    if extra.get("stream"):
+        chunks = [json.loads(line[6:]) for line in events(bench, "/v1/completions", fields).splitlines() if line[6:7] == "{"]
+        choices = [chunk["choices"][0] for chunk in chunks]
+    else:
+        choices = bench.post("/v1/completions", **fields)[1]["choices"]
+    text = "".join(choice["text"] for choice in choices)
+    found = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    shown = prompt if echo else ""
+    assert text == f"{shown}é 語!"
+    # A character's bytes have one place, and a special token that is not shown takes no room.
+    generated = [len(shown) + offset for offset in (0, 0, 1, 2, 2, 2, 3, 4)]
+    assert found == ([0, 0, 0, 1, 1, 1, 2, 3] if echo else []) + generated
+
+
+def test_parts_of_characters_are_told_apart(bench: Bench) -> None:
+    bench.engine.token_ids = first, *_ = pieces_of(bench, "é")
+    likely = pieces_of(bench, "日")[0]
+    entry = TokenLogprobs(first, -0.5, 1, [first, likely, 5], [-0.5, -1.0, -2.0])
+    shape = LogprobFormat(bench.tokenizer, top=3, as_token_ids=False)
+    found = shape.completion([entry], shape.places([], at=0, skip_special_tokens=True))
+    assert found.tokens == [r"bytes:\xc3"]
+    assert list(json.loads(msgspec.json.encode(found.top_logprobs[0]))) == [
+        r"bytes:\xc3",
+        r"bytes:\xe6",
+        bench.tokenizer.token_text(5),
+    ]
+
+
+def test_special_tokens_that_were_written_have_their_place(bench: Bench) -> None:
+    _, answer = bench.post("/v1/completions", prompt="<|im_start|>one", max_tokens=1, logprobs=0, echo=True)
+    (choice,) = answer["choices"]
+    assert choice["text"].startswith("<|im_start|>one") and choice["logprobs"]["text_offset"][:2] == [0, len("<|im_start|>")]
+    assert choice["logprobs"]["text_offset"][-1] == len("<|im_start|>one")
+
+
+@pytest.mark.parametrize("extra", [{"best_of": 3}, {"use_beam_search": True, "n": 2}], ids=["best_of", "beams"])
+def test_times_of_outputs_that_come_at_the_end_are_the_engines(bench: Bench, extra: dict[str, Any]) -> None:
+    bench.engine.first_token_time = -7.0  # before anything that can be seen here
+    bench.call("POST", "/v1/completions", {"prompt": "x", "max_tokens": 20, **extra})
+    (line,) = [line for line in bench.lines() if line["event"] == "request"]
+    assert line["ttft_ms"] == -7000.0 and line["itl_ms"] > 500
 
 
 def test_streamed_logprobs_are_the_whole_ones_in_pieces(bench: Bench) -> None:

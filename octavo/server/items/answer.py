@@ -20,6 +20,7 @@ from octavo.server.items.protocol import (
     Call,
     IncompleteDetails,
     InputDetails,
+    ItemsError,
     ItemsResponse,
     ItemsUsage,
     OutputDetails,
@@ -38,6 +39,7 @@ from octavo.server.replies import Envelope
 from octavo.server.responses import ToolCallDelta
 
 _encode = msgspec.json.Encoder().encode
+_FAILED = "The model could not compute the rest of its answer."
 Event = tuple[str, dict[str, Any]]
 """The name of an event after ``response.``, and what it says."""
 
@@ -189,15 +191,17 @@ class ItemsAnswer:
 
     def _end(self) -> Iterator[Event]:
         response, last = self._response, self._last
-        cut = last is not None and last.finish_reason == "length"
-        response.status = "incomplete" if cut else "completed"
+        reason = None if last is None else last.finish_reason
+        cut, failed = reason == "length", reason == "error"
+        response.status = "failed" if failed else "incomplete" if cut else "completed"
         for index, item in enumerate(self._items):
             if item.status == "in_progress":
                 is_last = index == len(self._items) - 1
-                yield from self._close(index, "incomplete" if cut and is_last else "completed")
+                yield from self._close(index, "incomplete" if is_last and (cut or failed) else "completed")
         response.output = self._items
         response.incomplete_details = IncompleteDetails("max_output_tokens") if cut else None
-        response.completed_at = None if cut else int(time.time())
+        response.error = ItemsError("server_error", _FAILED) if failed else None
+        response.completed_at = None if cut or failed else int(time.time())
         generated = 0 if last is None else last.num_tokens
         response.usage = ItemsUsage(
             input_tokens=self._prompt_tokens,

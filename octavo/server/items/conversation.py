@@ -29,9 +29,10 @@ _BODY_NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "messages": "input",
+    "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }
-"""Fields of a chat request that are called otherwise here."""
+"""Fields of a chat request that are called otherwise here, a field's parts before it."""
 
 
 def chat_request(body: ResponsesRequest, *, max_model_len: int) -> ChatRequest:
@@ -174,11 +175,11 @@ def _tool_choice(given: Any) -> Any:
 
 def renamed(error: errors.ApiError) -> errors.ApiError:
     """An error of the chat request, in the names of this body's fields."""
-    name, dot, rest = (error.param or "").partition(".")
-    if name not in _BODY_NAMES:
-        return error
-    message = error.message.replace(name, _BODY_NAMES[name])
-    return errors.ApiError(error.status, message, param=_BODY_NAMES[name] + dot + rest, type=error.type, headers=error.headers)
+    for name, own in _BODY_NAMES.items():
+        if f"{error.param}.".startswith(f"{name}."):
+            message, param = error.message.replace(name, own), own + str(error.param).removeprefix(name)
+            return errors.ApiError(error.status, message, param=param, type=error.type, headers=error.headers)
+    return error
 
 
 def tools_of(body: ResponsesRequest) -> list[dict[str, Any]]:

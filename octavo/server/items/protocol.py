@@ -15,7 +15,7 @@ MAX_METADATA = 16
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=MAX_METADATA)
 ]
-Status = Literal["in_progress", "completed", "incomplete"]
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
@@ -129,6 +129,11 @@ class IncompleteDetails(msgspec.Struct):
     reason: str
 
 
+class ItemsError(msgspec.Struct):
+    code: str
+    message: str
+
+
 class ItemsResponse(msgspec.Struct, kw_only=True):
     """The response; in a stream also as it stands when it begins."""
 
@@ -138,7 +143,7 @@ class ItemsResponse(msgspec.Struct, kw_only=True):
     completed_at: int | None = None
     status: Status
     background: bool = False
-    error: None = None
+    error: ItemsError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
