@@ -59,7 +59,8 @@ class _Branch:
         output.token_ids.extend(delta.token_ids[:kept])
         if delta.logprobs is not None:
             entries = [_as_dict(entry, self._tokenizer, named=self._names_tokens) for entry in delta.logprobs[:kept]]
-            output.logprobs = (output.logprobs or []) + entries
+            output.logprobs = [] if output.logprobs is None else output.logprobs
+            output.logprobs += entries  # in place: a copy for each token would cost the square of their number
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(e.logprob for e in delta.logprobs[:kept])
         if self._is_beam:  # its log-probabilities are those after penalties and biases
             output.cumulative_logprob = delta.cumulative_logprob

@@ -4,8 +4,9 @@ A policy is a key function, and may remember what came before. Invariant: the ke
 its end, because queues are sorted by it.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.config import SchedulingPolicy
@@ -55,9 +56,11 @@ class Priority(Fcfs):
 
 @dataclass(slots=True)
 class _Tenant:
-    """``start``: where its last group stands in virtual time; ``finish``: where the next one would."""
+    """``turns``: where its groups that have not ended stand in virtual time; ``begun``: the latest that has begun; ``finish``:
+    where the next one would, for what the others cost."""
 
-    start: int = 0
+    turns: list[int] = field(default_factory=list)
+    begun: int = 0
     finish: int = 0
 
 
@@ -66,7 +69,8 @@ class Fair:
     without rounds. Who asks for much waits behind who asked for little; one tenant alone is served first come, first served.
 
     Virtual time is in tokens: a group stands where its tenant's groups before it end, and never before the latest that has
-    begun, so that idle time cannot be saved up. What a request will cost is guessed when it comes and put right when it ends.
+    begun, so that idle time cannot be saved up. What a request will cost is guessed when it comes and put right when it ends:
+    one that ends before it has begun has cost nothing and is in nobody's way.
     """
 
     def __init__(self) -> None:
@@ -78,14 +82,18 @@ class Fair:
 
     def arrived(self, group: SequenceGroup) -> None:
         tenant = self._tenants.setdefault(group.request.tenant, _Tenant())
-        group.turn = tenant.start = max(self._now, tenant.start, tenant.finish)
+        group.turn = max(self._now, tenant.begun, tenant.finish, *tenant.turns[-1:])
+        tenant.turns.append(group.turn)
         tenant.finish = group.turn + _expected(group)
 
     def began(self, group: SequenceGroup) -> None:
         self._now = max(self._now, group.turn)
+        tenant = self._tenants[group.request.tenant]
+        tenant.begun = max(tenant.begun, group.turn)
 
     def ended(self, group: SequenceGroup) -> None:
         tenant = self._tenants[group.request.tenant]
+        del tenant.turns[bisect_left(tenant.turns, group.turn)]
         tenant.finish += _used(group) - _expected(group)
 
 
@@ -95,6 +103,8 @@ def _expected(group: SequenceGroup) -> int:
 
 
 def _used(group: SequenceGroup) -> int:
+    if not group.timings.first_scheduled:
+        return 0
     return len(group.request.prompt_token_ids) + sum(seq.num_output_tokens for seq in group.sequences)
 
 

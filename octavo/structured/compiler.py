@@ -6,6 +6,7 @@ the first one.
 """
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 """Between the tokens of JSON, where the request does not say: a bounded run, so that no model writes blanks for ever."""
 
 _LONGEST_COMPLAINT = 300
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,
@@ -181,8 +183,8 @@ def _tag_grammar(wanted: StructuredOutputsParams) -> str:
 
 
 def _lark(text: str) -> str:
-    """Lark as it is; GBNF, known by its ``::=``, translated."""
-    if "::=" not in text:
+    """Lark as it is; GBNF, known by its rules, translated."""
+    if not _GBNF_RULE.search(text):
         return text
     from llguidance.gbnf_to_lark import gbnf_to_lark
 

@@ -136,6 +136,29 @@ def test_what_was_not_used_is_given_back() -> None:
     assert len(talks) <= 3
 
 
+def test_what_ended_before_it_began_is_in_nobodys_way() -> None:
+    scene = harness(scheduling_policy="fair", max_num_seqs=1)
+    for i in range(6):
+        scene.add(f"other-{i}", tenant="other", max_tokens=8)
+    for i in range(30):
+        scene.add(f"left-{i}", tenant="one", prompt_len=100, max_tokens=50)
+    scene.engine.step()
+    for i in (*range(10, 30), *range(10)):
+        scene.engine.abort(f"left-{i}")
+    scene.add("stays", tenant="one", max_tokens=8)
+    assert order_of_ends(scene.finish()).index("stays") <= 1
+
+
+def test_those_behind_one_that_ended_before_it_began_keep_their_order() -> None:
+    scene = harness(scheduling_policy="fair", max_num_seqs=1)
+    for i in range(6):
+        scene.add(f"r{i}", tenant="one", max_tokens=8)
+    scene.engine.step()
+    scene.engine.abort("r3")
+    scene.add("r6", tenant="one", max_tokens=8)
+    assert order_of_ends(scene.finish()) == ["r0", "r1", "r2", "r4", "r5", "r6"]
+
+
 def test_idle_time_is_not_saved_up() -> None:
     scene = harness(scheduling_policy="fair", max_num_seqs=1)
     scene.add("idle-0", tenant="idle")

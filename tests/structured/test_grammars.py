@@ -64,6 +64,7 @@ def test_every_form(llm: LLM) -> None:
     drawn = {text(llm, {"choice": choices}, seed=seed) for seed in range(30)}
     assert len(drawn) > 2 and drawn <= set(choices)
     assert re.fullmatch("a(ba)*c", text(llm, {"grammar": 'start: "a" ("ba")* "c"'}))
+    assert re.fullmatch("a ::= b[0-9]{2}", text(llm, {"grammar": '// a ::= b\nstart: "a ::= b" /[0-9]{2}/'}))
     assert re.fullmatch("x([0-9]-){1,3}", text(llm, {"grammar": 'root ::= "x" item item? item?\nitem ::= [0-9] "-"'}))
     compact = text(llm, {"json": SCHEMA, "disable_any_whitespace": True})
     assert compact.startswith('{"name":"') and '","kind":"' in compact
