@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from octavo.backends.base import Backend, BatchCapacity, KVCache, KVCacheSpec
-from octavo.build_memory import check_swap_fits, check_weights_fit, resolve_num_blocks
+from octavo.build_memory import check_context_fits, check_weights_fit, resolve_num_blocks, resolve_swap_space
 from octavo.build_packed import PackingBackend, WeightsToKeep, find_packed
 from octavo.config import ConfigError, EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
@@ -78,7 +80,8 @@ class Frontend:
 
 @dataclass
 class _Stopwatch:
-    """Seconds of each phase of the start-up, told to ``progress`` as it happens."""
+    """Seconds of each phase of the start-up, told to ``progress`` as it happens. A phase that finds no memory raises
+    ``ConfigError``."""
 
     progress: Progress
     phases: dict[str, float] = field(default_factory=dict)
@@ -87,7 +90,13 @@ class _Stopwatch:
     def phase(self, name: str) -> Iterator[None]:
         start = time.monotonic()
         self.progress(name, 0.0)
-        yield
+        try:
+            yield
+        except MemoryError as error:
+            raise ConfigError(
+                f"there is not enough memory to {name}: lower --kv-cache-memory-bytes or --gpu-memory-utilization, "
+                "--swap-space, --max-model-len or --max-num-batched-tokens"
+            ) from error
         self.phases[name] = time.monotonic() - start
 
 
@@ -173,6 +182,7 @@ class _OpenedModel:
     spec: KVCacheSpec
     max_model_len: int
     memory_before: int
+    least_weights: int
 
 
 def _open_model(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backend], Backend]) -> _OpenedModel:
@@ -187,10 +197,9 @@ def _open_model(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
         weight_format = resolve_weight_format(config, checkpoint.kind, checkpoint.config, dtype=dtype, isa=isa)
         check_heads(config, checkpoint.config)
         memory_before = backend.available_memory()
-        if config.kv_allocation == "paged" and config.preemption_mode != "recompute":
-            check_swap_fits(config, memory_before)
+        resolve_swap_space(config, memory_before)  # what cannot fit even alone is refused before anything is loaded
         spec = kv_cache_spec(config, checkpoint.config, dtype)
-        check_weights_fit(
+        least_weights = check_weights_fit(
             config,
             checkpoint.config,
             spec,
@@ -200,7 +209,7 @@ def _open_model(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
             max_model_len=max_model_len,
             memory=memory_before,
         )
-    return _OpenedModel(checkpoint, backend, weight_format, spec, max_model_len, memory_before)
+    return _OpenedModel(checkpoint, backend, weight_format, spec, max_model_len, memory_before, least_weights)
 
 
 def _load_weights(config: EngineConfig, opened: _OpenedModel, watch: _Stopwatch, keep: Keep) -> Model:
@@ -221,6 +230,7 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
     opened = _open_model(config, watch, around)
     checkpoint, backend, spec = opened.checkpoint, opened.backend, opened.spec
     max_model_len, weight_format, memory_before = opened.max_model_len, opened.weight_format, opened.memory_before
+    check_context_fits(config, spec, max_model_len=max_model_len, memory=memory_before, weight_bytes=opened.least_weights)
     packed = find_packed(checkpoint, weight_format, backend)
     model = _load_weights(config, opened, watch, packed.weight if packed else make_now)
     with watch.phase("allocate kv cache"):
@@ -229,6 +239,8 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
         num_blocks = resolve_num_blocks(
             config, spec, max_model_len=max_model_len, memory=memory_before, weight_bytes=weight_bytes
         )
+        left = memory_before - weight_bytes - num_blocks * spec.bytes_per_block
+        config = msgspec.structs.replace(config, swap_space=resolve_swap_space(config, left))
         name = f"{checkpoint.path}:{weight_format}:{config.activation_bits}"
         kv, cache = make_kv_cache(config, spec, backend, max_model_len=max_model_len, num_blocks=num_blocks, namespace=name)
     grammars = GrammarThread(lambda: open_frontend(config).vocabulary())  # opened when the first grammar is asked for

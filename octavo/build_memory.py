@@ -28,16 +28,21 @@ _MOST = 0.95
 
 _SHORTEST = 512
 """Tokens of context that are worth a command."""
+_POOL_BY_SHARE: dict[str, Any] = {"num_gpu_blocks_override": None, "kv_cache_memory_bytes": None}
+"""The change of a command that leaves out the flags which give the KV cache a size."""
 
 
-def check_swap_fits(config: EngineConfig, memory: int) -> None:
-    """Host blocks that there is no memory for are refused, but for the little that nobody asked for. ``memory`` is what this
-    process can use. Raises ``ConfigError``."""
-    free = memory / 2**30
-    if config.swap_space > max(1.0, free):
+def resolve_swap_space(config: EngineConfig, memory: int) -> float:
+    """GiB of host blocks: what was asked for, or of the little that nobody asked for what is left. ``memory`` is what this
+    process can use beside weights and KV cache. Raises ``ConfigError`` where more was asked for than that."""
+    is_little = config.swap_space <= 1.0
+    free = max(0, memory - _BESIDE if is_little else memory) / 2**30
+    is_used = config.kv_allocation == "paged" and config.preemption_mode != "recompute"
+    if is_used and not is_little and config.swap_space > free:
         raise ConfigError(
             f"--swap-space {config.swap_space:g} is more than the {free:.1f} GiB of memory that are left: ask for less"
         )
+    return min(config.swap_space, free)
 
 
 def check_weights_fit(
@@ -50,8 +55,9 @@ def check_weights_fit(
     stored_bytes: int | None,
     max_model_len: int,
     memory: int,
-) -> None:
-    """Weights that are too large are refused before they are loaded; else the system ends the process on the way.
+) -> int:
+    """Weights that are too large are refused before they are loaded; else the system ends the process on the way. Returns how
+    many bytes they are at least.
 
     ``stored_bytes`` is the size of a file that has integers of its own. ``memory`` is what this process can use.
 
@@ -71,7 +77,7 @@ def check_weights_fit(
 
     needed = least(weight_format, dtype)
     if needed <= memory:
-        return
+        return needed
     smaller: list[tuple[WeightFormat, str, dict[str, Any]]] = [
         ("stored", dtype, {"quantization": "stored"}),
         ("int8", dtype, {"quantization": "int8"}),
@@ -94,14 +100,40 @@ def check_weights_fit(
     )
 
 
+def check_context_fits(config: EngineConfig, spec: KVCacheSpec, *, max_model_len: int, memory: int, weight_bytes: int) -> None:
+    """Sequences that are too long are refused before anything is made for them.
+
+    ``memory`` is what this process can use, ``weight_bytes`` what weights are of it at least.
+
+    Raises:
+        ConfigError: one sequence of ``max_model_len`` would be more than that; the message names a command that would work.
+    """
+    blocks = -(-max_model_len // config.block_size)
+    if weight_bytes + blocks * _bytes_per_block(spec) <= memory:
+        return
+    room = _room_for(config, spec, max_model_len, memory, int(weight_bytes * _SPARE) + _BESIDE)
+    advice = "Lower --max-model-len, or free memory"
+    if room is not None:
+        advice = f"This would work: {_command(config, **_POOL_BY_SHARE, **room)}"
+    raise ConfigError(
+        f"one sequence of {max_model_len} tokens needs {blocks * spec.bytes_per_block / 2**30:.1f} GiB of KV cache, and "
+        f"beside the weights {(memory - weight_bytes) / 2**30:.1f} GiB of memory are left. {advice}"
+    )
+
+
+def _bytes_per_block(spec: KVCacheSpec) -> int:
+    """Of a sequence: its keys and values, and the rotations of its positions in float32."""
+    return spec.bytes_per_block + spec.block_size * spec.head_dim * 4
+
+
 def _room_for(
     config: EngineConfig, spec: KVCacheSpec, max_model_len: int, memory: int, weight_bytes: int
 ) -> dict[str, Any] | None:
     """What to change for one sequence to fit beside so many bytes of weights; None: nothing does it."""
     per_sequence = -(-max_model_len // config.block_size)
-    blocks = (int(memory * _MOST) - weight_bytes) // spec.bytes_per_block
+    blocks = (int(memory * _MOST) - weight_bytes) // _bytes_per_block(spec)
     if blocks >= per_sequence:
-        share = (weight_bytes + per_sequence * spec.bytes_per_block) / memory + 0.01
+        share = (weight_bytes + per_sequence * _bytes_per_block(spec)) / memory + 0.01
         return {"gpu_memory_utilization": round(share, 2)} if share > _fraction(config) else {}
     length = blocks * config.block_size
     return {"gpu_memory_utilization": _MOST, "max_model_len": length} if length >= _SHORTEST else None
@@ -132,7 +164,8 @@ def resolve_num_blocks(config: EngineConfig, spec: KVCacheSpec, *, max_model_len
     ``memory`` is what this process could use before it loaded ``weight_bytes`` of weights.
 
     Raises:
-        ConfigError: one sequence of ``max_model_len`` would not fit; the message names commands that would work.
+        ConfigError: one sequence of ``max_model_len`` would not fit; the message names commands that would work. Or what was
+            asked for is more than the memory that the weights leave.
     """
     per_sequence = -(-max_model_len // config.block_size)
     if config.num_gpu_blocks_override is not None:
@@ -144,6 +177,12 @@ def resolve_num_blocks(config: EngineConfig, spec: KVCacheSpec, *, max_model_len
         num_blocks = min(useful, max(0, int(memory * _fraction(config)) - weight_bytes) // spec.bytes_per_block)
     if num_blocks < per_sequence:
         raise ConfigError(_pool_too_small(config, spec, num_blocks, max_model_len, memory, weight_bytes))
+    if num_blocks * spec.bytes_per_block > memory - weight_bytes:
+        flag = "--kv-cache-memory-bytes" if config.num_gpu_blocks_override is None else "--num-gpu-blocks-override"
+        raise ConfigError(
+            f"{flag} asks for {num_blocks * spec.bytes_per_block / 2**30:.1f} GiB of KV cache, and beside the weights "
+            f"{max(0, memory - weight_bytes) / 2**30:.1f} GiB of memory are left: ask for less"
+        )
     return num_blocks
 
 
@@ -166,16 +205,15 @@ def _pool_too_small(
     smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(spec.dtype)
     if smaller and _fits_as(smaller, config, spec, num_blocks, max_model_len):
         ways.append({"kv_cache_dtype": smaller})
-    asked_otherwise = {"num_gpu_blocks_override": None, "kv_cache_memory_bytes": None}
     enough = (needed + weight_bytes) / memory + 0.01 if memory else 2.0
     if enough <= 1.0:
-        ways.append({**asked_otherwise, "gpu_memory_utilization": round(enough, 2)})
-        ways.append({**asked_otherwise, "kv_cache_memory_bytes": needed})
+        ways.append({**_POOL_BY_SHARE, "gpu_memory_utilization": round(enough, 2)})
+        ways.append({**_POOL_BY_SHARE, "kv_cache_memory_bytes": needed})
     left = int((memory - weight_bytes) * 0.9) // spec.bytes_per_block
     if not ways and left > 0:
         ways.append(
             {
-                **asked_otherwise,
+                **_POOL_BY_SHARE,
                 "max_model_len": left * config.block_size,
                 "kv_cache_memory_bytes": left * spec.bytes_per_block,
             }

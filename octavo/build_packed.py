@@ -1,6 +1,6 @@
 """Where the packed weights of a model are kept, and whether what is there is of this model, this machine and this build.
 
-A file that is of something else is left alone and not used.
+A file that is of something else, or damaged, is left alone and not used.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import numpy as np
 from octavo.backends.base import Backend, Weight
 from octavo.config import ConfigError
 from octavo.layers.loader import WeightFormat
-from octavo.weights.checkpoint import Checkpoint
+from octavo.weights.checkpoint import Checkpoint, stamps_of
 from octavo.weights.packaged import cache_directory
 from octavo.weights.packed_file import Form, PackedFile, write_packed_file
 
@@ -46,11 +46,7 @@ def packed_path(checkpoint: Checkpoint, weight_format: WeightFormat, backend: Pa
 
 def _made_for(checkpoint: Checkpoint, weight_format: WeightFormat, backend: PackingBackend) -> Any:
     """What has to be the same for packed weights to be the model's."""
-    path = checkpoint.path
-    files = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.json")])
-    # Times of content may have been set by whoever made an image; that of the file's last change cannot be.
-    stamps = [[file.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for file in files for stat in [file.stat()]]
-    return [backend.packing, backend.build, weight_format, str(path.resolve()), stamps]
+    return [backend.packing, backend.build, weight_format, str(checkpoint.path.resolve()), checkpoint.stamps]
 
 
 @dataclass(slots=True)
@@ -82,15 +78,18 @@ class WeightsToKeep:
         return self.weights[key]
 
     def write(self, checkpoint: Checkpoint, weight_format: WeightFormat, progress: Callable[[float], None]) -> tuple[Path, int]:
-        """Where they are then, and how large the file is. Raises ``ConfigError`` where it cannot be written."""
+        """Where they are then, and how large the file is. Raises ``ConfigError`` where it cannot be written, or the model
+        is not any more what was read."""
         path = packed_path(checkpoint, weight_format, self.backend)
         parts = {key: self.backend.take_apart(weight) for key, weight in self.weights.items()}
+        if stamps_of(checkpoint.path) != checkpoint.stamps:
+            raise ConfigError(f"{checkpoint.path}: changed while it was being packed; pack it again")
         made_for = _made_for(checkpoint, weight_format, self.backend)
         return path, write_packed_file(path, parts, made_for=made_for, progress=progress)
 
 
 def find_packed(checkpoint: Checkpoint, weight_format: WeightFormat, backend: Backend) -> PackedWeights | None:
-    """The model's packed weights, if they are kept. Raises ``ConfigError`` for a damaged file."""
+    """The model's packed weights, if they are kept."""
     if checkpoint.kind == "dummy" or not isinstance(backend, PackingBackend):
         return None
     try:
@@ -99,7 +98,11 @@ def find_packed(checkpoint: Checkpoint, weight_format: WeightFormat, backend: Ba
         return None
     if not os.path.exists(path):  # or it may not be looked for, of which Path would complain
         return None
-    file = PackedFile(path)
+    try:
+        file = PackedFile(path)
+    except ConfigError:
+        logging.getLogger(__name__).warning("%s is damaged or cannot be read: run `octavo pack` again to start from it", path)
+        return None
     if file.made_for != _made_for(checkpoint, weight_format, backend):
         logging.getLogger(__name__).warning(
             "%s is of another build, or the model has changed: run `octavo pack` again to start from it", path

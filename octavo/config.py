@@ -65,7 +65,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         None
     )
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="sequences computed at once")] = 128
-    max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens computed in one step; more: longer waits")] = 512
+    max_num_batched_tokens: Annotated[
+        int, Meta(ge=1, le=2**20, description="tokens computed in one step; more: longer waits")
+    ] = 512
     enable_chunked_prefill: Annotated[bool, Meta(description="split long prompts over steps")] = True
     block_size: Annotated[int, Meta(ge=1, le=256, description="tokens in one KV block")] = 16
     enable_prefix_caching: Annotated[bool, Meta(description="keep finished blocks for prompts that begin alike")] = True
@@ -89,7 +91,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     kv_cache_memory_bytes: Annotated[Positive | None, Meta(description="exact size of the KV cache in bytes")] = None
     num_gpu_blocks_override: Annotated[Positive | None, Meta(description="exact number of device blocks")] = None
-    swap_space: Annotated[float, Meta(ge=0, le=2**14, description="GiB of host memory for swapped-out blocks")] = 1.0
+    swap_space: Annotated[
+        float, Meta(ge=0, le=2**14, description="GiB of host memory for swapped-out blocks; up to 1: less if memory is short")
+    ] = 1.0
     preemption_mode: Annotated[PreemptionMode, Meta(description="what happens to a group when blocks run out")] = "auto"
     scheduling_policy: Annotated[SchedulingPolicy, Meta(description="order of the queue; fair: API keys take turns")] = "fcfs"
     async_scheduling: Annotated[bool, Meta(description="plan the next step while the current one is computed")] = True

@@ -4,6 +4,7 @@ import contextlib
 import math
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +19,9 @@ from octavo.memory.contiguous import RESERVATIONS, ContiguousKVManager
 from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.models import load_model, matrix_sizes
+from octavo.weights.hf_config import MAX_POSITIONS
 from octavo.weights.source import DummySource
+from tests.server.tiny import write_tiny_llama
 
 GIB = 2**30
 MODEL = ModelConfig(
@@ -114,10 +117,101 @@ def test_weights_that_do_not_fit_are_told_before_they_are_loaded(
 
 
 def test_swap_space_is_memory_that_there_is() -> None:
-    for asked, memory in ((8.0, 8 * GIB), (1.0, GIB // 2), (0.0, 0)):
-        build_memory.check_swap_fits(EngineConfig(model="m", swap_space=asked), memory)
+    for asked, memory in ((8.0, 8 * GIB), (1.0, 2 * GIB), (0.0, 0), (0.0, -1)):
+        assert build_memory.resolve_swap_space(EngineConfig(model="m", swap_space=asked), memory) == asked
     with pytest.raises(ConfigError, match=r"--swap-space 9 is more than the 8\.0 GiB"):
-        build_memory.check_swap_fits(EngineConfig(model="m", swap_space=9.0), 8 * GIB)
+        build_memory.resolve_swap_space(EngineConfig(model="m", swap_space=9.0), 8 * GIB)
+    unused = EngineConfig(model="m", swap_space=9.0, preemption_mode="recompute")
+    assert build_memory.resolve_swap_space(unused, 8 * GIB) == 8.0
+    little = EngineConfig(model="m")
+    assert 0.2 < build_memory.resolve_swap_space(little, GIB // 2) < 0.5, "with room for what else the processes take"
+    assert build_memory.resolve_swap_space(little, 0) == build_memory.resolve_swap_space(little, -GIB) == 0.0
+
+
+def test_swap_space_is_beside_weights_and_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.backends.cpu.backend.CpuBackend.available_memory", lambda self: 3 * GIB)
+    tiny = write_tiny_llama(tmp_path)
+
+    def load(swap_space: float, pool: int) -> build.Parts:
+        config = EngineConfig(model=str(tiny), block_size=256, swap_space=swap_space, kv_cache_memory_bytes=pool)
+        return build.load_parts(config, around=lambda backend: backend)
+
+    cache = load(1.0, 5 * GIB // 2).cache
+    assert 0 < cache.num_host_blocks * cache.spec.bytes_per_block < GIB // 2
+    assert load(1.5, GIB).cache.num_host_blocks == 3 * GIB // 2 // cache.spec.bytes_per_block
+    with pytest.raises(ConfigError, match=r"--swap-space 2\.5 is more than the 2\.0 GiB of memory that are left"):
+        load(2.5, GIB)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"kv_cache_memory_bytes": 500 * GIB}, r"--kv-cache-memory-bytes asks for 500\.0 GiB"),
+        ({"num_gpu_blocks_override": 10**12}, "--num-gpu-blocks-override asks for"),
+        ({"kv_cache_memory_bytes": 15 * GIB + 2**20}, "--kv-cache-memory-bytes asks for"),
+    ],
+)
+def test_a_pool_that_memory_does_not_hold_beside_the_weights(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{words}.* beside the weights 15\.0 GiB of memory are left: ask for less"):
+        resolve(**asked)
+    assert resolve(kv_cache_memory_bytes=15 * GIB)[0] > 0
+
+
+@pytest.mark.parametrize("asked", [{}, {"kv_cache_memory_bytes": 2**50}, {"num_gpu_blocks_override": 10**9}])
+def test_a_context_that_memory_does_not_hold_is_told_before_anything_is_made(asked: dict[str, Any]) -> None:
+    model = msgspec.structs.replace(LARGE, max_position_embeddings=1_000_000)
+
+    def check(**changes: Any) -> None:
+        config = EngineConfig(model="m", **changes)
+        spec, length = build.kv_cache_spec(config, model, "bfloat16"), build.resolve_max_model_len(config, model)
+        build_memory.check_context_fits(config, spec, max_model_len=length, memory=16 * GIB, weight_bytes=STORED)
+        weights = int(STORED * 1.05) + length * model.head_dim * 4
+        build_memory.resolve_num_blocks(config, spec, max_model_len=length, memory=16 * GIB, weight_bytes=weights)
+
+    with pytest.raises(
+        ConfigError, match=r"one sequence of 1000000 tokens needs 122\.1 GiB of KV cache, .* 11\.1 GiB"
+    ) as caught:
+        check(**asked)
+    (command,) = commands_in(str(caught.value))
+    assert 50_000 < command["max_model_len"] < 90_000
+    check(**command)
+    with pytest.raises(ConfigError, match="Lower --max-model-len"):
+        build_memory.check_context_fits(
+            EngineConfig(model="m"),
+            build.kv_cache_spec(EngineConfig(model="m"), model, "bfloat16"),
+            max_model_len=10_000,
+            memory=STORED,
+            weight_bytes=STORED,
+        )
+
+
+def test_what_is_made_for_a_context_is_not_made_for_one_that_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.layers.rotary.rotary_table", lambda *arguments, **named: pytest.fail("was made"))
+    tiny = write_tiny_llama(tmp_path, max_position_embeddings=MAX_POSITIONS)
+    monkeypatch.setattr("octavo.backends.cpu.backend.CpuBackend.available_memory", lambda self: GIB)
+    with pytest.raises(ConfigError, match=r"This would work: .* --max-model-len"):
+        build.load(EngineConfig(model=str(tiny)))
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("octavo.layers.rotary.rotary_table", "load weights"),
+        ("octavo.backends.cpu.backend.CpuBackend.kv_cache", "allocate kv cache"),
+        ("octavo.backends.cpu.backend.CpuBackend.capture", "start engine"),
+    ],
+)
+def test_memory_that_runs_out_is_an_error_of_the_configuration(
+    place: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any, **named: Any) -> None:
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr(place, fails)
+    with pytest.raises(ConfigError, match=f"not enough memory to {words}: lower --kv-cache-memory-bytes .*--max-model-len"):
+        build.load(EngineConfig(model=str(write_tiny_llama(tmp_path)), swap_space=0.0))
 
 
 def test_a_context_is_shortened_where_only_that_makes_room() -> None:

@@ -124,13 +124,35 @@ def test_of_another_build_nothing_is_used(tiny: Path, packings: list[str], monke
     assert packings
 
 
-def test_a_damaged_file_is_told(tiny: Path) -> None:
+def test_a_damaged_file_is_left_alone(tiny: Path, packings: list[str], caplog: pytest.LogCaptureFixture) -> None:
     path = pack(config(tiny))
-    path.write_bytes(path.read_bytes()[:-64])
-    with pytest.raises(ConfigError, match=path.name):
-        build.load(config(tiny))
-    path.unlink()
+    whole = path.read_bytes()
+    for content in (whole[:-64], b"", whole[:8] + b"nonsense" + whole[16:]):
+        path.write_bytes(content)
+        packings.clear()
+        caplog.clear()
+        build.load(config(tiny)).engine.shutdown()
+        assert packings and f"{path} is damaged" in caplog.text and "run `octavo pack` again" in caplog.text
+    pack(config(tiny))
+    packings.clear()
     build.load(config(tiny)).engine.shutdown()
+    assert not packings
+
+
+@pytest.mark.parametrize("moment", ["start backend", "load weights", "write"])
+def test_a_model_that_is_replaced_meanwhile_is_not_packed(moment: str, tiny: Path, cache: Path) -> None:
+    """What was read is of the one, and the file would be taken for the other's."""
+    weights, other = tiny / "model.safetensors", tiny / "other"
+    other.write_bytes(weights.read_bytes())
+
+    def replace(phase: str, fraction: float) -> None:
+        if phase == moment and other.exists():
+            other.replace(weights)
+
+    with pytest.raises(ConfigError, match="changed while it was being packed; pack it again"):
+        build.pack(config(tiny), replace)
+    assert not other.exists() and not cache.exists()
+    pack(config(tiny))
 
 
 @pytest.mark.parametrize("changes", [{"backend": "reference"}, {"load_format": "dummy"}])

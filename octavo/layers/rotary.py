@@ -12,6 +12,9 @@ from octavo.backends.base import Array, AttentionShape
 from octavo.config import ModelConfig, RopeScaling
 from octavo.layers.loader import Loader
 
+_ROWS = 4096
+"""Rows of a table that are made at a time: their float64 is small beside it."""
+
 
 class Rotary:
     """The table on the device, shared by all layers.
@@ -36,11 +39,13 @@ def rotary_table(config: ModelConfig, max_model_len: int, *, factors: np.ndarray
     frequencies, attention_factor = rotary_frequencies(config, max_model_len)
     if factors is not None:
         frequencies = frequencies / factors.astype(np.float64)
-    angles = np.outer(np.arange(max_model_len, dtype=np.float64), frequencies)
     table = np.empty((max_model_len, config.head_dim), np.float32)
     half = config.head_dim // 2
-    np.multiply(np.cos(angles), attention_factor, out=table[:, :half], casting="same_kind")
-    np.multiply(np.sin(angles), attention_factor, out=table[:, half:], casting="same_kind")
+    for first in range(0, max_model_len, _ROWS):
+        rows = table[first : first + _ROWS]
+        angles = np.outer(np.arange(first, first + len(rows), dtype=np.float64), frequencies)
+        np.multiply(np.cos(angles), attention_factor, out=rows[:, :half], casting="same_kind")
+        np.multiply(np.sin(angles), attention_factor, out=rows[:, half:], casting="same_kind")
     return table
 
 

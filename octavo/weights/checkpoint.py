@@ -4,6 +4,7 @@ Owns the recognition of formats. Opens files and checks them; reads no tensor, u
 missing tokenizer is not an error here: both of its places are None then.
 """
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,19 @@ class Checkpoint:
     """The metadata of the GGUF file, if it has a tokenizer in it (``tokenizer.ggml.tokens``)."""
     chat_template: str | None
     """The text of the model's own Jinja template."""
+    stamps: list[list[str | int]]
+    """``stamps_of`` its path, from before anything of it was read."""
+
+
+def stamps_of(path: Path) -> list[list[str | int]]:
+    """What tells one state of a model's files from another: of each its name, size and times."""
+    stamps: list[list[str | int]] = []
+    for file in [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.json")]):
+        with contextlib.suppress(OSError):  # a link to nothing
+            stat = file.stat()
+            # Times of content may have been set by whoever made an image; that of the file's last change cannot be.
+            stamps.append([file.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns])
+    return stamps
 
 
 def open_checkpoint(path: Path, *, load_format: LoadFormat = "auto", seed: int = 0, unpack: Unpack = IN_NUMPY) -> Checkpoint:
@@ -76,6 +90,7 @@ def _gguf_in(path: Path, load_format: LoadFormat) -> Path | None:
 
 
 def _open_gguf(path: Path, *, dummy: bool, seed: int, unpack: Unpack) -> Checkpoint:
+    stamps = stamps_of(path)
     file = GgufFile(path)
     config = parse_gguf_config(file)
     if dummy:
@@ -91,10 +106,12 @@ def _open_gguf(path: Path, *, dummy: bool, seed: int, unpack: Unpack) -> Checkpo
         tokenizer_dir=None,
         gguf_metadata=file.metadata if "tokenizer.ggml.tokens" in file.metadata else None,
         chat_template=template if isinstance(template, str) else None,
+        stamps=stamps,
     )
 
 
 def _open_directory(path: Path, *, dummy: bool, seed: int) -> Checkpoint:
+    stamps = stamps_of(path)
     config = _json_in(path, "config.json")
     if config is None:
         raise ConfigError(f"{path}: no config.json; give the directory of a checkpoint or a .gguf file")
@@ -112,6 +129,7 @@ def _open_directory(path: Path, *, dummy: bool, seed: int) -> Checkpoint:
         tokenizer_dir=path if (path / "tokenizer.json").is_file() else None,
         gguf_metadata=None,
         chat_template=_chat_template(path),
+        stamps=stamps,
     )
 
 

@@ -165,10 +165,10 @@ def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
 
 
 def _rope_scaling(fields: Fields, max_positions: int) -> RopeScaling | None:
-    kind = fields.text("rope.scaling.type", default="none")
+    kind = fields.text("rope.scaling.type", default="")
     factor = fields.maybe_number("rope.scaling.factor", low=0, high=MAX_ROPE_FACTOR)
-    if kind == "none":
-        # older converters wrote this key alone for linear scaling
+    if not kind:
+        # older converters wrote a factor alone for linear scaling
         factor = factor or fields.maybe_number("rope.scale_linear", low=0, high=MAX_ROPE_FACTOR)
         kind = "linear" if factor and factor != 1 else "none"
     if kind == "none" or not factor:

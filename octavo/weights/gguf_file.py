@@ -42,7 +42,7 @@ _MAX_KEY = 65_535
 _MAX_NAME = 1_024
 _MAX_DIMS = 4
 _MAX_NESTING = 4
-_MAX_ALIGNMENT = 1 << 16
+_MIN_ALIGNMENT, _MAX_ALIGNMENT = 8, 1 << 16
 _MIN_PAIR = 8 + 4 + 1
 _MIN_TENSOR = 8 + 4 + 8 + 4 + 8
 
@@ -228,8 +228,9 @@ def _skip_strings(cursor: _Cursor, count: int, what: str) -> StringArray:
 
 def _alignment(path: Path, metadata: dict[str, Any]) -> int:
     alignment = metadata.get("general.alignment", 32)
-    if type(alignment) is not int or not 1 <= alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise ConfigError(f"{path}: general.alignment must be a power of two up to {_MAX_ALIGNMENT}; the file is damaged")
+    if type(alignment) is not int or not _MIN_ALIGNMENT <= alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
+        allowed = f"a power of two from {_MIN_ALIGNMENT} to {_MAX_ALIGNMENT}"
+        raise ConfigError(f"{path}: general.alignment must be {allowed}; the file is damaged")
     return alignment
 
 

@@ -86,7 +86,8 @@ def write_packed_file(
     order = sorted(arrays, key=lambda name: (not name.endswith("#0"), -arrays[name].dtype.itemsize))
     header = _header({name: arrays[name] for name in order}, {key: form for key, (form, _) in weights.items()}, made_for)
     total = len(header) + sum(array.nbytes for array in arrays.values())
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # Nobody else's: where containers share the folder, two processes may have the same number.
+    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _open_part(part) as file:
@@ -119,7 +120,7 @@ def _open_part(part: Path) -> IO[bytes]:
             with contextlib.suppress(OSError), other.open("rb") as abandoned:
                 fcntl.flock(abandoned, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 other.unlink()
-        file = part.open("wb", buffering=0)
+        file = part.open("xb", buffering=0)
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         return file

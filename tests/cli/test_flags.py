@@ -134,6 +134,7 @@ def test_max_model_len_of_the_model(text: str) -> None:
         (ServerOptions, ["--drain-timeout", "-1"], "--drain-timeout: expected float >= 0"),
         (ServerOptions, ["--log-format", "xml"], "--log-format: 'xml' is not one of auto, json, text"),
         (EngineConfig, ["--swap-space", "inf"], "--swap-space: expected float <= 16384"),
+        (EngineConfig, ["--max-num-batched-tokens", "3G"], "--max-num-batched-tokens: expected int <= 1048576"),
         (EngineConfig, ["--seed", "9" * 20], "--seed: expected int <= 9223372036854775807"),
         (EngineConfig, ["--seed", "-" + "9" * 20], "--seed: expected int >= -9223372036854775808"),
     ],

@@ -1,5 +1,6 @@
 """Rotary tables at the sizes of real models against the frequencies of ``transformers``."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from octavo.config import ModelConfig, RopeScaling
-from octavo.layers.rotary import rotary_frequencies, rotary_table
+from octavo.layers.rotary import _ROWS, rotary_frequencies, rotary_table
 
 LLAMA31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -68,6 +69,25 @@ def test_table_layout() -> None:
     angles = 999 / 500_000.0 ** (np.arange(64) / 64)
     np.testing.assert_array_equal(table[0], np.repeat([1.0, 0.0], 64))
     np.testing.assert_allclose(table[999], np.concatenate([np.cos(angles), np.sin(angles)]), atol=1e-7)
+
+
+@pytest.mark.parametrize("name", [None, *SCALINGS])
+@pytest.mark.parametrize("length", [1, _ROWS, 2 * _ROWS + 5])
+def test_a_table_is_the_same_bits_as_one_made_at_once(name: str | None, length: int) -> None:
+    model = config(None if name is None else SCALINGS[name])
+    frequencies, factor = rotary_frequencies(model, length)
+    angles = np.outer(np.arange(length, dtype=np.float64), frequencies)
+    expected = np.concatenate([np.cos(angles) * factor, np.sin(angles) * factor], axis=1).astype(np.float32)
+    assert rotary_table(model, length).tobytes() == expected.tobytes()
+
+
+def test_a_table_takes_little_more_memory_than_its_own() -> None:
+    tracemalloc.start()
+    try:
+        table = rotary_table(config(None), 16 * _ROWS)
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * table.nbytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_attention_factor_scales_the_table() -> None:

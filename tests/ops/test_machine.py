@@ -90,6 +90,18 @@ def test_memory_left_counts_droppable_pages_and_every_parent(tmp_path: Path) -> 
     assert memory_left(root=tmp_path) == 0
 
 
+def test_a_group_that_is_held_back_at_a_limit_has_it(tmp_path: Path) -> None:
+    version_2(tmp_path)
+    group(tmp_path, "pod/app", memory__max="max", memory__high="8000", memory__current="3000")
+    assert memory_left(root=tmp_path) == 5000
+    group(tmp_path, "pod/app", memory__max="7000")
+    assert memory_left(root=tmp_path) == 4000
+    group(tmp_path, "pod", memory__high="3500", memory__current="3000")
+    assert memory_left(root=tmp_path) == 500
+    group(tmp_path, "pod", memory__high="max")
+    assert memory_left(root=tmp_path) == 4000
+
+
 def test_available_memory_is_the_lesser_of_machine_and_group(tmp_path: Path) -> None:
     write(version_2(tmp_path), proc__meminfo="MemTotal: 900 kB\nMemFree: 1 kB\nMemAvailable:      500 kB\nBuffers: 7 kB")
     assert available_memory(root=tmp_path) == 500 * 1024
@@ -97,6 +109,19 @@ def test_available_memory_is_the_lesser_of_machine_and_group(tmp_path: Path) -> 
     assert available_memory(root=tmp_path) == 60000
     group(tmp_path, "pod/app", memory__max="1000000000", memory__current="40000")
     assert available_memory(root=tmp_path) == 500 * 1024
+
+
+def test_the_limit_of_the_address_space_counts(tmp_path: Path) -> None:
+    head = "Limit                     Soft Limit           Hard Limit           Units"
+    unlimited = "Max address space         unlimited            unlimited            bytes"
+    limited = "Max address space         409600               unlimited            bytes"
+    write(tmp_path, proc__meminfo="MemAvailable: 500 kB", proc__self__limits=f"{head}\n{unlimited}")
+    write(tmp_path, proc__self__status="VmPeak:\t 900 kB\nVmSize:\t     300 kB")
+    assert available_memory(root=tmp_path) == 500 * 1024
+    write(tmp_path, proc__self__limits=f"{head}\n{limited}")
+    assert available_memory(root=tmp_path) == 100 * 1024
+    write(tmp_path, proc__self__status="VmSize: 401 kB")
+    assert available_memory(root=tmp_path) == 0
 
 
 def test_meminfo_without_the_line_is_an_error(tmp_path: Path) -> None:

@@ -59,7 +59,10 @@ def test_optional_facts(file: GgufFile) -> None:
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2, 5))
     sampling = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.penalty_repeat": 1.1}
     assert parse(file, sampling).default_sampling == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
-    assert parse(file, {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 1.0}).rope_scaling is None
+    assert parse(file, {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}).rope_scaling is None
+    assert parse(file, {"llama.rope.scaling.type": "none", "llama.rope.scale_linear": 4.0}).rope_scaling is None
+    assert parse(file, {"llama.rope.scaling.factor": 4.0}).rope_scaling == RopeScaling(rope_type="linear", factor=4.0)
+    assert parse(file, {"llama.rope.scaling.factor": 1.0}).rope_scaling is None
     assert parse(file, {"llama.rope.scale_linear": 4.0}).rope_scaling == RopeScaling(rope_type="linear", factor=4.0)
     yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0, "llama.rope.scaling.yarn_ext_factor": 1.0}
     plain, damped = parse(file, yarn).rope_scaling, parse(file, {**yarn, "llama.rope.scaling.attn_factor": 0.5}).rope_scaling

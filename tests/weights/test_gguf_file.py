@@ -132,6 +132,7 @@ HOSTILE: dict[str, tuple[Callable[[], Raw], str]] = {
     "twice the same key": (lambda: Raw(pairs=2).string(b"k").pack("II", 4, 1).string(b"k").pack("II", 4, 1), "twice"),
     "bad UTF-8": (lambda: Raw(pairs=1).string(b"\xff\xfe").pack("II", 4, 1), "UTF-8"),
     "alignment 0": (lambda: Raw(pairs=1).string(b"general.alignment").pack("II", 4, 0), "alignment"),
+    "alignment 4": (lambda: Raw(pairs=1).string(b"general.alignment").pack("II", 4, 4), "power of two from 8 to 65536"),
     "alignment 12": (lambda: Raw(pairs=1).string(b"general.alignment").pack("II", 4, 12), "alignment"),
     "alignment text": (lambda: Raw(pairs=1).string(b"general.alignment").pack("I", 8).string(b"32"), "alignment"),
     "no dimensions": (lambda: Raw(tensors=1).tensor(b"t", [], 0, 0).body(64), "0 dimensions"),

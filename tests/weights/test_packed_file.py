@@ -91,6 +91,21 @@ def test_what_a_writer_that_was_ended_has_left_is_removed(tmp_path: Path) -> Non
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["v.safetensors", "w.safetensors", "z.safetensors"]
 
 
+def test_writers_of_one_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in containers that share a folder, where processes have the same number."""
+    monkeypatch.setattr("os.getpid", lambda: 7)
+    path, parts = tmp_path / "w.safetensors", set[Path]()
+    for _ in range(2):
+        write_packed_file(path, weights(), made_for=None, progress=lambda _: parts.update(tmp_path.glob(".*.part")))
+    assert len(parts) == 2
+
+    def another(fraction: float) -> None:
+        write(path)
+
+    write_packed_file(path, weights(), made_for="the last to be done", progress=another)
+    assert PackedFile(path).made_for == "the last to be done" and list(tmp_path.iterdir()) == [path]
+
+
 def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):

@@ -56,13 +56,15 @@ def memory_left(*, root: Path = ROOT) -> int | None:
     """Bytes until the tightest memory limit, page cache that can be dropped not counted as used; None: no limit."""
     left = []
     for version, directory in _directories(root, "memory"):
-        limit_file, usage_file = (
-            ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        )
-        limit, usage = _read(directory / limit_file), _read(directory / usage_file)
-        if limit is None or usage is None or limit == "max" or int(limit) >= _UNLIMITED:
+        if version == 2:  # beyond "high" a group may take memory, but it hardly runs any more
+            limits, usage_file = [_read(directory / "memory.max"), _read(directory / "memory.high")], "memory.current"
+        else:
+            limits, usage_file = [_read(directory / "memory.limit_in_bytes")], "memory.usage_in_bytes"
+        limit = min((int(text) for text in limits if text not in (None, "max")), default=_UNLIMITED)
+        usage = _read(directory / usage_file)
+        if usage is None or limit >= _UNLIMITED:
             continue
-        left.append(max(0, int(limit) - int(usage) + _page_cache(directory)))
+        left.append(max(0, limit - int(usage) + _page_cache(directory)))
     return min(left, default=None)
 
 

@@ -102,7 +102,11 @@ def _load(config: EngineConfig, options: RooflineOptions, around: Callable[[Back
     try:
         parts = load_parts(config, around=around)
     except ConfigError as error:
-        if "--max-model-len" not in str(error):
+        if "GiB of KV cache" in str(error):
+            raise ConfigError(
+                f"lower --batch-size {max(options.batch_size)} or --context-len {options.context_len}: {error}"
+            ) from error
+        if "positions" not in str(error):
             raise
         raise ConfigError(
             f"--context-len {options.context_len} with --num-iters {options.num_iters} or --prefill {options.prefill} makes "
