@@ -11,14 +11,15 @@ import msgspec
 
 from octavo.bench.options import LatencyOptions
 from octavo.bench.report import Summary, check_writable, emit, progress, summarize
-from octavo.bench.workload import request
+from octavo.bench.workload import check_lengths, request
 from octavo.build import Loaded, load
 from octavo.config import EngineConfig
 
 
 class LatencyResult(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds. ``latencies`` are of whole batches, one each. ``ttft``: from adding a batch to a request's first token;
-    ``itl``: between tokens of one sequence, None where each has only one."""
+    ``itl``: between tokens of one sequence, None where each has only one. ``output_tokens_per_s``: from a batch's first token
+    to its last, None where all came at once."""
 
     avg_latency: float
     median_latency: float
@@ -26,6 +27,7 @@ class LatencyResult(msgspec.Struct, frozen=True, kw_only=True):
     latencies: list[float]
     ttft: Summary
     itl: Summary | None
+    output_tokens_per_s: float | None
     batch_size: int
     input_len: int
     output_len: int
@@ -33,17 +35,21 @@ class LatencyResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch: its seconds, those to each request's first token, and those between tokens."""
+    """One batch: its seconds, those to each request's first token, and those between tokens. ``later_tokens`` came in the
+    ``later_seconds`` from the first token to the last."""
 
     seconds: float
     first_tokens: list[float]
     gaps: list[float]
+    later_tokens: int
+    later_seconds: float
 
 
 def measure(loaded: Loaded, options: LatencyOptions, numbers: Iterable[int]) -> Iteration:
     """One batch, of requests with these numbers."""
     engine, first, gaps = loaded.engine, dict[str, float](), list[float]()
     last: dict[tuple[str, int], float] = {}
+    came: list[tuple[float, int]] = []
     start = time.perf_counter()
     for number in numbers:
         engine.add(
@@ -66,12 +72,21 @@ def measure(loaded: Loaded, options: LatencyOptions, numbers: Iterable[int]) -> 
             if key in last:  # tokens that come together share the time that they took
                 gaps += [(now - last[key]) / len(delta.token_ids)] * len(delta.token_ids)
             last[key] = now
-    return Iteration(seconds=time.perf_counter() - start, first_tokens=list(first.values()), gaps=gaps)
+            came.append((now, len(delta.token_ids)))
+    return Iteration(
+        seconds=time.perf_counter() - start,
+        first_tokens=list(first.values()),
+        gaps=gaps,
+        later_tokens=sum(tokens for at, tokens in came if at > came[0][0]),
+        later_seconds=came[-1][0] - came[0][0],
+    )
 
 
 def run(config: EngineConfig, options: LatencyOptions) -> LatencyResult:
-    """Measure ``options.num_iters`` batches after those of the warm-up. Progress goes to a terminal only."""
+    """Measure ``options.num_iters`` batches after those of the warm-up. Progress goes to a terminal only. Raises
+    ``ConfigError``."""
     loaded = load(config)
+    check_lengths(options.input_len, options.output_len, max_model_len=loaded.max_model_len)
     numbers = count()
 
     def batch() -> Iteration:
@@ -84,6 +99,8 @@ def run(config: EngineConfig, options: LatencyOptions) -> LatencyResult:
     latencies = [iteration.seconds for iteration in iterations]
     whole = summarize(latencies)
     gaps = [gap for iteration in iterations for gap in iteration.gaps]
+    later_seconds = sum(iteration.later_seconds for iteration in iterations)
+    later_tokens = sum(iteration.later_tokens for iteration in iterations)
     return LatencyResult(
         avg_latency=whole.mean,
         median_latency=whole.median,
@@ -91,6 +108,7 @@ def run(config: EngineConfig, options: LatencyOptions) -> LatencyResult:
         latencies=latencies,
         ttft=summarize([seconds for iteration in iterations for seconds in iteration.first_tokens]),
         itl=summarize(gaps) if gaps else None,
+        output_tokens_per_s=later_tokens / later_seconds if later_seconds else None,
         batch_size=options.batch_size,
         input_len=options.input_len,
         output_len=options.output_len,
@@ -105,8 +123,9 @@ def text(result: LatencyResult) -> str:
     lines.append(_line("Time to first token", result.ttft))
     if result.itl is not None:
         lines.append(_line("Inter-token latency", result.itl))
-        tokens = result.batch_size * result.n
-        lines.append(f"{tokens} sequences: {tokens / result.itl.mean:.1f} tokens/s while decoding")
+    if result.output_tokens_per_s is not None:
+        sequences = result.batch_size * result.n
+        lines.append(f"{sequences} sequences: {result.output_tokens_per_s:.1f} tokens/s from the first token to the last")
     return "\n".join(lines)
 
 

@@ -1,8 +1,10 @@
 """What measurements have in common when they report: statistics, progress, and JSON to the terminal or a file."""
 
+import contextlib
 import json
+import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,16 +45,35 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def check_writable(path: str | None, flag: str) -> None:
-    """Before minutes of measuring. Raises ``ConfigError`` where the file's directory is not there."""
-    if path is not None and not Path(path).absolute().parent.is_dir():
-        raise ConfigError(f"{flag} {path}: there is no directory {Path(path).absolute().parent}")
+    """Before minutes of measuring. Raises ``ConfigError`` where no file could be written there."""
+    if path is None:
+        return
+    file = os.path.abspath(path)
+    directory = os.path.dirname(file)
+    if not os.path.isdir(directory):
+        raise ConfigError(f"{flag} {path}: there is no directory {directory}")
+    if os.path.isdir(file):
+        raise ConfigError(f"{flag} {path}: is a directory: give a file")
+    if not os.access(file if os.path.exists(file) else directory, os.W_OK):
+        raise ConfigError(f"{flag} {path}: may not be written: give another file")
+
+
+@contextlib.contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Raises ``ConfigError`` where the system refuses to write ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
 def emit(result: Any, text: str, *, as_json: bool, output_json: str | None) -> None:
-    """Print ``text``, or ``result`` as one line of JSON; with ``output_json`` write it to that file, too."""
-    if output_json is not None:
-        Path(output_json).write_text(json.dumps(msgspec.to_builtins(result), indent=2) + "\n")
+    """Print ``text``, or ``result`` as one line of JSON; then, with ``output_json``, write it to that file, too. Raises
+    ``ConfigError``."""
     print(json.dumps(msgspec.to_builtins(result)) if as_json else text)
+    if output_json is not None:
+        with writing(output_json):
+            Path(output_json).write_text(json.dumps(msgspec.to_builtins(result), indent=2) + "\n")
 
 
 def bar(total: int, title: str) -> "tqdm[int]":

@@ -2,20 +2,21 @@
 
 import statistics
 import time
+from typing import NamedTuple
 
 import msgspec
 
 from octavo.bench.options import ThroughputOptions
 from octavo.bench.report import check_writable, emit
-from octavo.bench.workload import request
+from octavo.bench.workload import check_lengths, request
 from octavo.build import Loaded, load
 from octavo.config import EngineConfig
 
 
 class ThroughputResult(msgspec.Struct, frozen=True, kw_only=True):
     """Rates are of the median run. ``spread``: between the slowest and the fastest run, as a part of the median.
-    ``token_slots_used_fraction``: of the slots of blocks in use at the peak, those that held a token. Draft tokens are of all
-    runs: guessed ones, and those of them that were right."""
+    ``output_tokens`` are those that came. ``token_slots_used_fraction``: of the slots of blocks in use at the peak, those that
+    held a token. Draft tokens are of all runs: guessed ones, and those of them that were right."""
 
     output_tokens_per_s: float
     total_tokens_per_s: float
@@ -27,6 +28,7 @@ class ThroughputResult(msgspec.Struct, frozen=True, kw_only=True):
     input_len: int
     output_len: int
     n: int
+    output_tokens: int
     kv_blocks_peak: int
     kv_blocks_total: int
     token_slots_used_fraction: float
@@ -35,8 +37,17 @@ class ThroughputResult(msgspec.Struct, frozen=True, kw_only=True):
     accepted_draft_tokens: int
 
 
-def measure(loaded: Loaded, options: ThroughputOptions, *, run: int) -> tuple[float, int, float]:
-    """Seconds of one run, the most blocks in use and the used share of their slots at that moment."""
+class Run(NamedTuple):
+    """Its seconds and output tokens, the most blocks in use and the used share of their slots at that moment."""
+
+    seconds: float
+    output_tokens: int
+    peak: int
+    fraction: float
+
+
+def measure(loaded: Loaded, options: ThroughputOptions, *, run: int) -> Run:
+    """One run."""
     engine = loaded.engine
     start = time.perf_counter()
     for i in range(options.num_prompts):
@@ -49,27 +60,27 @@ def measure(loaded: Loaded, options: ThroughputOptions, *, run: int) -> tuple[fl
                 n=options.n,
             )
         )
-    peak, fraction = 0, 0.0
+    tokens, peak, fraction = 0, 0, 0.0
     while engine.has_work:
-        engine.step()
+        tokens += sum(len(delta.token_ids) for delta in engine.step())
         used = engine.scheduler.kv.device.num_used
         if used >= peak and used:
             stats = engine.stats()
             peak, fraction = used, stats.token_slots_used / (used * engine.scheduler.kv.block_size)
-    return time.perf_counter() - start, peak, fraction
+    return Run(time.perf_counter() - start, tokens, peak, fraction)
 
 
 def run(config: EngineConfig, options: ThroughputOptions) -> ThroughputResult:
-    """Measure ``options.repeat`` times after a short warm-up; prints nothing."""
+    """Measure ``options.repeat`` times after a short warm-up; prints nothing. Raises ``ConfigError``."""
     loaded = load(config)
+    check_lengths(options.input_len, options.output_len, max_model_len=loaded.max_model_len)
     measure(loaded, msgspec.structs.replace(options, output_len=min(8, options.output_len)), run=0)
     runs = sorted(measure(loaded, options, run=i + 1) for i in range(options.repeat))
     stats = loaded.engine.stats()
     loaded.engine.shutdown()
-    _, peak, fraction = runs[len(runs) // 2]
-    all_seconds = [seconds for seconds, _, _ in runs]
+    _, output_tokens, peak, fraction = runs[len(runs) // 2]
+    all_seconds = [each.seconds for each in runs]
     seconds = statistics.median(all_seconds)
-    output_tokens = options.num_prompts * options.n * options.output_len
     return ThroughputResult(
         output_tokens_per_s=round(output_tokens / seconds, 1),
         total_tokens_per_s=round((output_tokens + options.num_prompts * options.input_len) / seconds, 1),
@@ -81,6 +92,7 @@ def run(config: EngineConfig, options: ThroughputOptions) -> ThroughputResult:
         input_len=options.input_len,
         output_len=options.output_len,
         n=options.n,
+        output_tokens=output_tokens,
         kv_blocks_peak=peak,
         kv_blocks_total=stats.blocks_total,
         token_slots_used_fraction=round(fraction, 4),
@@ -96,7 +108,7 @@ def text(result: ThroughputResult) -> str:
         f"Throughput: {result.requests_per_s:.2f} requests/s, {result.total_tokens_per_s:.1f} total tokens/s, "
         f"{result.output_tokens_per_s:.1f} output tokens/s\n"
         f"Total num prompt tokens:  {result.num_prompts * result.input_len}\n"
-        f"Total num output tokens:  {result.num_prompts * result.n * result.output_len}\n"
+        f"Total num output tokens:  {result.output_tokens}\n"
         f"Median of {len(result.seconds_all)} runs: {result.seconds:.3f} s, spread {result.spread:.1%}\n"
         f"KV blocks at the peak: {result.kv_blocks_peak} of {result.kv_blocks_total}, "
         f"{result.token_slots_used_fraction:.1%} of their slots hold tokens" + _guesses(result)

@@ -14,7 +14,8 @@ from msgspec import Meta
 
 from octavo.commands import flags
 from octavo.commands.sampling import SamplingFlags
-from octavo.config import EngineConfig
+from octavo.config import ConfigError, EngineConfig
+from octavo.sampling_params import ParameterError
 
 HELP = "/reset begins a new conversation, /quit ends, Ctrl-C stops an answer"
 Messages = list[dict[str, str]]
@@ -66,7 +67,7 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: fl
         partner = LocalPartner(flags.configure(EngineConfig, parsed, environment), sampling)
     opening: Messages = [{"role": "system", "content": options.system_prompt}] if options.system_prompt else []
     if options.quick is not None:
-        _say(partner, [*opening, {"role": "user", "content": options.quick}])
+        say(partner.answer([*opening, {"role": "user", "content": options.quick}]))
         return 0
     return _converse(partner, opening)
 
@@ -85,7 +86,7 @@ class LocalPartner:
 
 
 def _converse(partner: Partner, opening: Messages) -> int:
-    """Reads lines until the end of input or ``/quit``."""
+    """Reads lines until the end of input or ``/quit``. In a terminal what cannot be answered is as if it had not been said."""
     interactive = sys.stdin.isatty()
     if interactive:
         with contextlib.suppress(ImportError):
@@ -106,19 +107,28 @@ def _converse(partner: Partner, opening: Messages) -> int:
             messages = list(opening)
         elif line:
             messages.append({"role": "user", "content": line})
-            messages.append({"role": "assistant", "content": _say(partner, messages)})
+            try:
+                messages.append({"role": "assistant", "content": say(partner.answer(messages))})
+            except (ConfigError, ParameterError) as error:
+                if not interactive:
+                    raise
+                messages.pop()
+                print(f"octavo: error: {error}\n/reset begins a new conversation", file=sys.stderr, flush=True)
 
 
-def _say(partner: Partner, messages: Messages) -> str:
+def say(answer: Iterator[str]) -> str:
     """Prints the answer as it comes. Ctrl-C ends it; what had come is the answer."""
     pieces: list[str] = []
-    answer = partner.answer(messages)
     try:
         for piece in answer:
             pieces.append(piece)
             print(piece, end="", flush=True)
     except KeyboardInterrupt:
         print(" [stopped]", end="")
+    except (ConfigError, ParameterError):
+        if pieces:
+            print()
+        raise
     finally:
         close = getattr(answer, "close", None)
         if close is not None:

@@ -2,17 +2,15 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from octavo.commands import flags
+from octavo.commands.chat import say
 from octavo.commands.sampling import SamplingFlags
 from octavo.config import ConfigError
-
-if TYPE_CHECKING:
-    from octavo.commands.remote import RemotePartner
 
 
 class CompleteOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +45,7 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: fl
     if options.quick is not None:
         if not options.quick:
             raise ConfigError("--quick must not be empty")
-        _say(partner, options.quick)
+        say(partner.complete(options.quick))
         return 0
     interactive = sys.stdin.isatty()
     while True:
@@ -56,17 +54,4 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: fl
         except (EOFError, KeyboardInterrupt):
             return 0
         if text:
-            _say(partner, text)
-
-
-def _say(partner: "RemotePartner", text: str) -> None:
-    """Prints the text that follows as it comes. Ctrl-C ends it."""
-    following = partner.complete(text)
-    try:
-        for piece in following:
-            print(piece, end="", flush=True)
-    except KeyboardInterrupt:
-        print(" [stopped]", end="")
-    finally:
-        following.close()
-    print()
+            say(partner.complete(text))

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible API, to talk to or to let go on with a text, with nothing but the standard library."""
+"""A model behind an OpenAI-compatible API, to talk to or to let go on with a text, with the standard library's HTTP."""
 
 import contextlib
 import http.client
@@ -6,10 +6,28 @@ import json
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from octavo.config import ConfigError
 from octavo.server_url import server_url
 
 _TIMEOUT = 600.0
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+
+
+class _Event(msgspec.Struct):
+    """What is read of one event; servers say more."""
+
+    choices: list[_Choice] | None = None
+    error: Any = None
 
 
 class RemotePartner:
@@ -30,33 +48,36 @@ class RemotePartner:
         """The answer in pieces. Closing the iterator closes the connection, which ends the request on the server."""
         with contextlib.closing(self._choices("/chat/completions", {"messages": messages})) as choices:
             for choice in choices:
-                if text := choice.get("delta", {}).get("content"):
-                    yield text
+                if choice.delta is not None and choice.delta.content:
+                    yield choice.delta.content
 
     def complete(self, prompt: str) -> Generator[str]:
         """The text that follows ``prompt`` in pieces, in the same way."""
         with contextlib.closing(self._choices("/completions", {"prompt": prompt})) as choices:
             for choice in choices:
-                if text := choice.get("text"):
-                    yield text
+                if choice.text:
+                    yield choice.text
 
-    def _choices(self, route: str, said: Mapping[str, Any]) -> Generator[dict[str, Any]]:
-        """Those of every event, as they come."""
+    def _choices(self, route: str, said: Mapping[str, Any]) -> Generator[_Choice]:
+        """Those of every event, as they come, until the server says that the answer is whole."""
         body = json.dumps({**self._fields, "model": self._model, **said, "stream": True})
         connection = self._connect()
         try:
             response = self._request(connection, "POST", route, body)
             for line in response:
-                data = line.strip().removeprefix(b"data: ")
-                if not line.startswith(b"data: ") or data == b"[DONE]":
+                data = line.removeprefix(b"data:").strip()
+                if not line.startswith(b"data:") or not data:
                     continue
-                event = json.loads(data)
-                if "error" in event:
-                    raise ConfigError(f"the server stopped: {event['error'].get('message', event['error'])}")
-                yield from event.get("choices", [])
+                if data == b"[DONE]":
+                    return
+                event = msgspec.json.decode(data, type=_Event)
+                if event.error is not None:
+                    raise ConfigError(f"the server stopped: {_message(data)}")
+                yield from event.choices or ()
+            raise ConfigError(f"the connection to {self._parts.netloc} broke before the end of the answer")
         except ConfigError:
             raise
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError, msgspec.DecodeError) as error:
             raise ConfigError(f"the connection to {self._parts.netloc} broke: {error}") from None
         finally:
             connection.close()

@@ -1,6 +1,7 @@
 """Statistics, and where reports go."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +38,20 @@ def test_reports_go_to_the_terminal_and_to_a_file(tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["median"] == 2.0
 
 
-def test_a_missing_directory_is_found_before_measuring(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_one_line_after_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=r"/dev/full: cannot be written \(No space left on device\)"):
+        emit(summarize([1.0]), "words", as_json=False, output_json="/dev/full")
+    assert capsys.readouterr().out == "words\n"
+
+
+def test_what_cannot_be_written_is_found_before_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_writable(None, "--plot")
     check_writable(str(tmp_path / "x.svg"), "--plot")
     check_writable("x.svg", "--plot")
     with pytest.raises(ConfigError, match=r"--plot .*: there is no directory .*missing"):
         check_writable(str(tmp_path / "missing" / "x.svg"), "--plot")
+    with pytest.raises(ConfigError, match=r"--plot .*: is a directory"):
+        check_writable(str(tmp_path), "--plot")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match=r"--plot .*: may not be written"):
+        check_writable(str(tmp_path / "x.svg"), "--plot")

@@ -3,11 +3,15 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,9 +20,10 @@ from hypothesis import strategies as st
 from octavo import cli
 from octavo.bench.serve import driver, statistics, table
 from octavo.bench.serve.client import LoadClient, Outcome
-from octavo.bench.serve.data import MAX_PROMPT, MAX_TOTAL, Prompt, arrivals, make_prompts, make_warmups
+from octavo.bench.serve.data import MAX_PROMPT, MAX_TOTAL, Prompt, arrivals, make_prompts, make_work
 from octavo.bench.serve.driver import Driver, Run
 from octavo.bench.serve.options import ServeOptions, SweepOptions
+from octavo.bench.serve.tokens import ServerApi, ServerTokens
 from octavo.config import ConfigError
 from octavo.tokenizer import Tokenizer
 from tests.server.tiny import RunningServer, write_tiny_llama
@@ -135,6 +140,14 @@ def test_failures_are_the_requests_own(answer: list[bytes], message: str) -> Non
     assert outcome.error.startswith(message)
 
 
+def test_an_answer_may_end_with_its_connection() -> None:
+    """Of a server that gives no length; without its last event nobody knows whether that was all."""
+    head = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+    whole, cut = send(lambda n: [head, event(choices=[{"text": "a"}]), b"data: [DONE]\n\n" if n == 1 else b"", b""], times=2)
+    assert (whole.text, whole.error) == ("a", "")
+    assert cut.error == "the server closed the connection"
+
+
 def test_a_connection_is_used_again_and_its_loss_is_no_failure() -> None:
     good = chunked(event(choices=[{"text": "a"}]))
 
@@ -196,7 +209,9 @@ def test_prefixes_are_repeated(tokens: Tokenizer) -> None:
     assert all(abs(prompt.input_len - 286) <= 2 for prompt in prompts)
 
 
-def test_sharegpt_prompts_fit_and_a_small_file_is_used_again(tokens: Tokenizer, tmp_path: Path) -> None:
+def test_sharegpt_prompts_fit_and_a_small_file_is_used_again(
+    tokens: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def conversation(question: str, answer: str, speaker: str = "human") -> dict[str, Any]:
         return {"id": "x", "conversations": [{"from": speaker, "value": question}, {"from": "gpt", "value": answer}]}
 
@@ -211,8 +226,12 @@ def test_sharegpt_prompts_fit_and_a_small_file_is_used_again(tokens: Tokenizer, 
     options = ServeOptions(dataset_name="sharegpt", dataset_path=str(file), num_prompts=7)
     prompts = make_prompts(options, tokens, seed=0)
     assert {prompt.text for prompt in prompts} == {each["conversations"][0]["value"] for each in good} and len(prompts) == 7
-    two = ServeOptions(dataset_name="sharegpt", dataset_path=str(file), num_prompts=2, num_warmups=1)
-    assert [*make_prompts(two, tokens, seed=0), *make_warmups(two, tokens, seed=0)] == prompts[:3]
+    assert "has 3 conversations that fit, for 7 requests" in capsys.readouterr().err
+    one = ServeOptions(dataset_name="sharegpt", dataset_path=str(file), num_prompts=1, num_warmups=1)
+    first, second = make_work(one, tokens, runs=2)
+    assert [*first.prompts, *first.warmups, *second.prompts, *second.warmups] == prompts[:4]
+    make_prompts(one, tokens, seed=0)
+    assert capsys.readouterr().err.count("warning") == 1, "of a file that has enough there is none"
     assert all(prompt.input_len <= MAX_PROMPT and prompt.input_len + prompt.output_len <= MAX_TOTAL for prompt in prompts)
     assert len({prompt.output_len for prompt in prompts}) == 3
     fixed = ServeOptions(dataset_name="sharegpt", dataset_path=str(file), num_prompts=2, sharegpt_output_len=9)
@@ -223,11 +242,16 @@ def test_sharegpt_prompts_fit_and_a_small_file_is_used_again(tokens: Tokenizer, 
 
 
 @pytest.mark.parametrize("dataset_name", ["random", "prefix_repetition"])
-def test_warmups_have_nothing_in_common_with_what_is_measured(dataset_name: Any, tokens: Tokenizer) -> None:
-    options = ServeOptions(dataset_name=dataset_name, num_prompts=12, num_warmups=5, random_prefix_len=40)
-    measured, warmups = make_prompts(options, tokens, seed=0), make_warmups(options, tokens, seed=0)
-    assert len(warmups) == 5 and {prompt.input_len for prompt in warmups} <= {prompt.input_len for prompt in measured}
-    assert not {prompt.text[:20] for prompt in warmups} & {prompt.text[:20] for prompt in measured}
+def test_warmups_and_runs_have_nothing_in_common(dataset_name: Any, tokens: Tokenizer) -> None:
+    options = ServeOptions(dataset_name=dataset_name, num_prompts=12, num_warmups=5, random_input_len=99, random_prefix_len=40)
+    first, second = make_work(options, tokens, runs=2)
+    (other,) = make_work(msgspec.structs.replace(options, seed=1), tokens)
+    several = [first.prompts, first.warmups, second.prompts, second.warmups, other.prompts, other.warmups]
+    assert [len(prompts) for prompts in several] == [12, 5] * 3
+    assert {prompt.input_len for prompt in first.warmups} <= {prompt.input_len for prompt in first.prompts}
+    beginnings = [{prompt.text[:20] for prompt in prompts} for prompts in several]
+    assert len(set().union(*beginnings)) == sum(map(len, beginnings))
+    assert first == make_work(options, tokens)[0] and len({first.seed, second.seed, other.seed}) == 3
 
 
 def test_warmups_are_sent_before_and_are_no_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,6 +300,8 @@ def test_a_body_says_what_was_asked_for() -> None:
         (ServeOptions(goodput=("ttft:",)), "--goodput"),
         (ServeOptions(header=("a b=c",)), "--header"),
         (ServeOptions(header=("a=b\r\nc: d",)), "--header"),
+        (ServeOptions(api_key="clé"), "--api-key"),
+        (ServeOptions(api_key="a\nb"), "--api-key"),
         (ServeOptions(extra_body="[1]"), "--extra-body"),
         (ServeOptions(metadata=("x",)), "--metadata"),
         (ServeOptions(dataset_name="prefix_repetition", num_prompts=3), "--num-prompts"),
@@ -313,6 +339,18 @@ def test_figures_agree_with_what_was_seen(seen: list[Outcome], limit: float) -> 
         assert times.percentiles["100"] == pytest.approx(max(o.ttft for o in answered) * 1e3)
         several = [(o.latency - o.ttft) / len(o.itl) for o in answered if o.itl]
         assert found.times["tpot"].mean == pytest.approx(np.mean(several or [0.0]) * 1e3)
+
+
+def test_peaks_are_of_tokens_and_of_a_moment() -> None:
+    """Two clients, ten requests each in a row, within a second; an event brings three tokens."""
+    seen = [
+        Outcome(started=8 + 0.125 * i, ttft=0.0625, itl=[0.0625], latency=0.125, output_tokens=6)
+        for i in range(10) for _ in range(2)
+    ]  # fmt: skip
+    run = Run(prompts=[Prompt("x", 5, 9)] * 20, outcomes=seen, duration=1.0, request_rate=math.inf)
+    found = statistics.figures(run, percentiles=[99], limits={})
+    assert found.peak_concurrent == 2
+    assert found.peak_output == 15 * 6, "those of the first second: all of seven requests and half of the eighth, twice"
 
 
 def test_the_lines_are_those_that_scripts_know() -> None:
@@ -387,6 +425,116 @@ def test_a_sweep_has_a_line_for_each_rate(server: RunningServer, tmp_path: Path,
     assert [line.split()[0] for line in lines[:3]] == ["offered", "300", "inf"]
     assert [result["request_rate"] for result in json.loads(file.read_text())] == [300.0, "inf"]
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_label_is_no_path(server: RunningServer, tmp_path: Path) -> None:
+    assert cli.main([*bench(server, "serve"), "--label", "a/b", "--save-result", "--result-dir", str(tmp_path)]) == 0
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("a-b-infqps-tiny-") and json.loads(file.read_text())["label"] == "a/b"
+
+
+@pytest.mark.parametrize("name", ["duration", "p99_ttft_ms", "model_id", "itls"])
+def test_metadata_takes_no_name_of_the_result(server: RunningServer, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*bench(server, "serve"), "--metadata", f"{name}=1"]) == 64
+    out, err = capsys.readouterr()
+    assert not out and f"--metadata {name}=1: the result has a {name} of its own" in err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--save-result", "--result-filename", "no/x.json"],
+        ["--save-result", "--result-filename", "."],
+        ["--save-result", "--result-dir", "no"],
+        ["--output-json", "."],
+        ["--plot", "."],
+    ],
+)
+def test_a_result_that_cannot_be_written_is_said_before(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", "serve", "--base-url", "http://127.0.0.1:9", *flags]) == 64
+    assert capsys.readouterr().err.startswith(f"octavo: error: {flags[-2]} ")
+
+
+@contextmanager
+def mortal(answers: int, *, says_usage: bool = True) -> Iterator[str]:
+    """The URL of a server that counts words as tokens, and says nothing more after so many answers."""
+    left = answers
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # a response is one packet
+
+        def log_message(self, *_: object) -> None: ...
+
+        def say(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            self.say(b'{"data": [{"id": "m"}]}')
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if not left:
+                self.close_connection = True
+            elif self.path == "/tokenize":
+                self.say(json.dumps({"tokens": [1] * len(asked["prompt"].split())}).encode())
+            elif self.path == "/detokenize":
+                self.say(json.dumps({"prompt": " ".join("x" * len(asked["tokens"]))}).encode())
+            else:
+                self.answer()
+
+        def answer(self) -> None:
+            nonlocal left
+            left -= 1
+            usage = {"usage": {"completion_tokens": 2, "prompt_tokens": 3}} if says_usage else {}
+            self.say(event(choices=[{"text": "a b"}], **usage) + b"data: [DONE]\n\n")
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{httpd.server_port}"
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
+
+
+def sweep_of(url: str) -> list[str]:
+    lengths = ["--random-input-len", "5", "--random-output-len", "2", "--num-prompts", "3", "--max-concurrency", "1"]
+    return ["bench", "sweep", "--base-url", url, *lengths, "--request-rates", "1000", "2000", "3000"]
+
+
+def test_a_server_that_dies_leaves_the_rates_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "sweep.json"
+    with mortal(3) as url:
+        assert cli.main([*sweep_of(url), "--output-json", str(file)]) == 1
+    out, err = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()[:3]] == ["offered", "1000", "2000"]
+    assert [(rate["completed"], rate["failed"]) for rate in json.loads(file.read_text())] == [(3, 0), (0, 3)]
+    assert "no answer at 2000 requests/s" in err and "--tokenizer" not in err
+
+
+def test_answers_that_nobody_can_count_any_more_have_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    with mortal(3, says_usage=False) as url:
+        assert cli.main([*sweep_of(url), "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert [rate["failed"] for rate in json.loads(out)] == [3]
+    assert "its tokens are not counted: cannot reach 127.0.0.1" in err and "--tokenizer" not in err
+
+
+def test_only_a_server_that_answers_is_said_not_to_count() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    with pytest.raises(ConfigError) as caught:
+        ServerTokens(ServerApi(url, headers={}), "m").decode([1])
+    assert str(caught.value).startswith("cannot reach 127.0.0.1:")
 
 
 def test_refusals_are_told_and_no_answer_at_all_is_a_failure(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:

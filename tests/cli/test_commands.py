@@ -14,6 +14,8 @@ import pytest
 from octavo import cli
 from octavo.bench import throughput
 from octavo.commands import chat
+from octavo.config import ConfigError
+from octavo.sampling_params import ParameterError
 from tests.server.tiny import ROOT, RunningServer, write_tiny_llama
 
 
@@ -197,6 +199,45 @@ def test_a_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     ]
     assert partner.heard[3] == [*opening, {"role": "user", "content": "four"}]
     assert partner.closed == 4
+
+
+class Forgetful:
+    """Has room for two messages; says a part of the third answer that it cannot give."""
+
+    def __init__(self) -> None:
+        self.heard: list[list[str]] = []
+
+    def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
+        self.heard.append([message["content"] for message in messages])
+        if len(self.heard) == 3:
+            yield "a part"
+        if len(messages) > 2:
+            raise (ConfigError if len(self.heard) == 3 else ParameterError)("no room")
+        yield "yes"
+
+
+def test_a_full_context_ends_no_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = iter(["one", "two", "three", "/reset", "four", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr("sys.stdin", Terminal())
+    partner = Forgetful()
+    assert chat._converse(partner, []) == 0
+    assert partner.heard == [["one"], ["one", "yes", "two"], ["one", "yes", "three"], ["four"]]
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [chat.HELP, "yes", "a part", "yes"]
+    assert err.splitlines() == ["octavo: error: no room", "/reset begins a new conversation"] * 2
+
+
+def test_an_error_ends_a_conversation_that_is_no_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["one", "two", "three"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    with pytest.raises(ParameterError, match="no room"):
+        chat._converse(Forgetful(), [])
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_the_end_of_input_ends_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ class Bench:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What every real result depends on: the engine's settings that were changed."""
+        """What every result depends on: the engine's settings that were changed."""
         given = msgspec.structs.asdict(self.config)
         defaults = {f.name: f.default for f in msgspec.structs.fields(EngineConfig)}
         return {name: value for name, value in given.items() if value != defaults[name]}
@@ -62,23 +62,19 @@ class Bench:
     def served(self, serve: Serve) -> Replayed:
         """One run: computed, or found among the results."""
         spec = {**msgspec.structs.asdict(serve), "file": self.options.sharegpt}
-        if serve.machine == HERE:
-            spec["settings"] = self.settings
         self._describe(serve)
-        found = self.store.once(serve.name, spec, lambda: msgspec.to_builtins(self._serve(serve)))
+        found = self.once(serve.name, spec, lambda: msgspec.to_builtins(self._serve(serve)))
         return msgspec.convert(found, Replayed)
 
     def _describe(self, serve: Serve) -> None:
         paper = serve.machine != HERE
         spec = {"trace": serve.trace, "paper": paper, "file": self.options.sharegpt}
         name = TRACE_NAMES[serve.trace] + (", paper's lengths" if paper and serve.trace == "sharegpt" else "")
-        found = self.store.once(
-            f"trace {name}", spec, lambda: {"description": self.traces.of(serve.trace, paper=paper).description}
-        )
+        found = self.once(f"trace {name}", spec, lambda: {"description": self.traces.of(serve.trace, paper=paper).description})
         self.described[name] = found["description"]
 
     def once(self, name: str, spec: Mapping[str, Any], compute: Any) -> dict[str, Any]:
-        """Anything else that takes long, on this machine."""
+        """Anything that takes long: computed, or found among the results of the same settings."""
         return self.store.once(name, {**spec, "settings": self.settings}, compute)
 
     def _serve(self, serve: Serve) -> Replayed:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.bench.report import writing
 from octavo.config import ConfigError
 
 if TYPE_CHECKING:
@@ -166,9 +167,9 @@ def level(axes: Any, value: float, text: str) -> None:
 
 
 def save(picture: "Figure", path: Path) -> None:
-    """As ``path`` with .svg and with .png."""
+    """As ``path`` with .svg and with .png. Raises ``ConfigError``."""
     import matplotlib
 
-    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "octavo"}):
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "octavo"}), writing(path):
         picture.savefig(path.with_suffix(".svg"), metadata={"Date": None})
         picture.savefig(path.with_suffix(".png"))

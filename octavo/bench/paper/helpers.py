@@ -1,13 +1,15 @@
 """Processes that compute simulated points, as many at once as there are cores: a simulation takes one.
 
-Each has a bench of its own; runs that figures share are found in the store. Nothing else is to be measured meanwhile.
+Each has a bench of its own; runs that figures share are found in the store. Nothing else is to be measured meanwhile. None
+outlives the process that began it.
 """
 
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Self
 
 import msgspec
@@ -33,8 +35,11 @@ class Helpers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        processes = list(self._pool._processes.values())  # shutdown forgets them
         self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes if error is not None else ():
+            process.terminate()  # or the interpreter would wait for its point
 
     def measure(self, bench: Bench, figure: Figure, points: Sequence[Point]) -> list[Record]:
         """The records of points of ``figure``, in order. Raises what a point raises."""
@@ -56,7 +61,16 @@ def _begin(config: EngineConfig, options: PaperOptions, cores: set[int] | None) 
     if cores is not None:
         os.sched_setaffinity(0, cores)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _benches.append(Bench(config, options))
+
+
+def _end_with_parent() -> None:
+    """However the parent ends."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _measure(name: str, point: Point) -> tuple[Record, dict[str, str]]:

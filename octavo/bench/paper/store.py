@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from octavo.bench.report import writing
 from octavo.config import ConfigError
 
 
@@ -60,10 +61,12 @@ class Store:
 
 
 def write(path: Path, text: str) -> None:
-    """All of it or nothing: a process that is ended in the middle leaves no half of a file, and two at once disturb nobody."""
+    """All of it or nothing: a process that is ended in the middle leaves no half of a file, and two at once disturb nobody.
+    Raises ``ConfigError``."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    beside.write_text(text)
-    beside.replace(path)
+    with writing(path):
+        beside.write_text(text)
+        beside.replace(path)
 
 
 def _canonical(spec: Any) -> str:

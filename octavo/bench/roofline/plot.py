@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.bench.report import writing
 from octavo.bench.roofline.limits import FOOTPRINTS
 from octavo.bench.roofline.result import OpResult, Peak, RooflineResult, StepResult
 from octavo.config import ConfigError
@@ -40,10 +41,10 @@ def check(path: str) -> None:
 
 
 def draw(result: RooflineResult, path: str) -> None:
-    """Write the picture; as ``check`` has found possible."""
+    """Write the picture; as ``check`` has found possible. Raises ``ConfigError``."""
     import matplotlib
 
-    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "octavo"}):
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "octavo"}), writing(path):
         picture(result).savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 

@@ -77,6 +77,7 @@ class _Answer:
         self._rest = b""
         self._last = 0.0
         self._failure = ""
+        self.done = False
 
     @property
     def begun(self) -> bool:
@@ -105,6 +106,7 @@ class _Answer:
 
     def _event(self, data: bytes, now: float) -> None:
         if data == b"[DONE]":
+            self.done = True
             return
         event = _decode(data)
         if event.error is not None:
@@ -170,7 +172,10 @@ class _Connection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Which is how a body without a length ends."""
         self.reusable = False
+        if self._answer is not None and self._answer.done and self._done is not None and not self._done.done():
+            self._done.set_result(self._parser.get_status_code())
         self._fail(exc or ConnectionResetError("the server closed the connection"))
 
     def on_body(self, body: bytes) -> None:

@@ -5,7 +5,9 @@ special tokens.
 """
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -21,7 +23,8 @@ MAX_TOTAL = 2048
 """Longest ShareGPT prompt, and prompt with answer, in tokens: the limits of ``vllm bench serve``."""
 
 _BATCH = 64
-_WARMUP_SEEDS = 2**32
+_RUN_SEEDS = 2**32
+_WARMUP_SEEDS = 2**64
 _ADJUSTMENTS = 8
 _ONSETS = ("b", "br", "ch", "d", "f", "g", "gl", "h", "k", "l", "m", "n", "p", "pr", "r", "s", "st", "t", "tr", "v", "w")
 _NUCLEI = ("a", "ai", "e", "ea", "i", "o", "oo", "u")
@@ -36,6 +39,35 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     output_len: int
 
 
+class Work(msgspec.Struct, frozen=True):
+    """All that one run sends. ``seed`` is of its arrivals."""
+
+    seed: int
+    prompts: list[Prompt]
+    warmups: list[Prompt]
+
+
+def make_work(options: LoadOptions, tokens: TokenCounter, *, runs: int = 1) -> list[Work]:
+    """For each run ``options.num_prompts`` prompts and ``options.num_warmups`` before them, of which none helps another in a
+    prefix cache: conversations in one random order, as far as the file reaches, or texts of a seed of their own. Raises
+    ``ConfigError``."""
+    seeds = [options.seed + run * _RUN_SEEDS for run in range(runs)]
+    count, warmups = options.num_prompts, options.num_warmups
+    if options.dataset_name == "sharegpt":
+        all_of_them = msgspec.structs.replace(options, num_prompts=runs * (count + warmups))
+        found = iter(make_prompts(all_of_them, tokens, seed=options.seed))
+        return [Work(seed, list(islice(found, count)), list(islice(found, warmups))) for seed in seeds]
+    before = msgspec.structs.replace(options, num_prompts=warmups)
+    return [
+        Work(
+            seed,
+            make_prompts(options, tokens, seed=seed),
+            make_prompts(before, tokens, seed=seed + _WARMUP_SEEDS) if warmups else [],
+        )
+        for seed in seeds
+    ]
+
+
 def make_prompts(options: LoadOptions, tokens: TokenCounter, *, seed: int) -> list[Prompt]:
     """``options.num_prompts`` prompts of the dataset that was asked for. Raises ``ConfigError``."""
     random = np.random.default_rng([seed, 0x5E])
@@ -47,16 +79,6 @@ def make_prompts(options: LoadOptions, tokens: TokenCounter, *, seed: int) -> li
     if options.dataset_name == "random":
         return _random(options, tokens, random)
     return _prefix_repetition(options, tokens, random)
-
-
-def make_warmups(options: LoadOptions, tokens: TokenCounter, *, seed: int) -> list[Prompt]:
-    """``options.num_warmups`` prompts like those of ``make_prompts``, of which nothing helps those in a prefix cache: the
-    conversations behind theirs, as far as the file reaches, or texts of a seed that no run has. Raises ``ConfigError``."""
-    if options.dataset_name == "sharegpt":
-        both = msgspec.structs.replace(options, num_prompts=options.num_prompts + options.num_warmups)
-        return make_prompts(both, tokens, seed=seed)[options.num_prompts :]
-    alone = msgspec.structs.replace(options, num_prompts=options.num_warmups)
-    return make_prompts(alone, tokens, seed=_WARMUP_SEEDS + seed)
 
 
 def arrivals(count: int, rate: float, *, burstiness: float, seed: int) -> list[float]:
@@ -85,6 +107,12 @@ def _sharegpt(path: Path, options: LoadOptions, tokens: TokenCounter, random: np
             return found[: options.num_prompts]
     if not found:
         raise ConfigError(f"{path}: no conversation fits; it should hold turns from 'human' and 'gpt'")
+    print(
+        f"octavo: warning: {path} has {len(found)} conversations that fit, for {options.num_prompts} requests: some are sent "
+        "again, and a prefix cache knows them",
+        file=sys.stderr,
+        flush=True,
+    )
     return [found[i % len(found)] for i in range(options.num_prompts)]
 
 

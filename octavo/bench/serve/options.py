@@ -17,6 +17,7 @@ from octavo.server_url import server_url
 Positive = Annotated[int, Meta(ge=1)]
 METRICS = ("ttft", "tpot", "itl", "e2el")
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+_HEADER_VALUE = r"[\x20-\x7e]*"
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
@@ -110,6 +111,11 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.path.endswith("chat/completions")
 
     @property
+    def kind(self) -> str:
+        """Of the server, as results name it."""
+        return "openai-chat" if self.is_chat else self.backend
+
+    @property
     def percentiles(self) -> list[float]:
         """Of ``metric_percentiles``. Raises ``ConfigError``."""
         return _percentiles(self.metric_percentiles)
@@ -138,9 +144,11 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     def headers(self) -> dict[str, str]:
         """To send with every request. Raises ``ConfigError``."""
         found = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        if not re.fullmatch(_HEADER_VALUE, self.api_key or ""):
+            raise ConfigError("--api-key: a key is of printable ASCII characters")
         for given in self.header:
             name, equals, value = given.partition("=")
-            if not equals or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[\x20-\x7e]*", value):
+            if not equals or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(_HEADER_VALUE, value):
                 raise ConfigError(f"--header: {given!r} is not NAME=VALUE")
             found[name.lower()] = value
         return found

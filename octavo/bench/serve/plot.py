@@ -8,6 +8,7 @@ import numpy as np
 
 from octavo.bench.paper import drawing
 from octavo.bench.paper.drawing import Curve
+from octavo.bench.report import writing
 from octavo.bench.serve.statistics import Figures, samples
 from octavo.bench.serve.table import TITLES
 from octavo.config import ConfigError
@@ -30,7 +31,9 @@ def check(path: str | None) -> None:
 
 
 def save(picture: "Figure", path: str) -> None:
-    picture.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
+    """Raises ``ConfigError``."""
+    with writing(path):
+        picture.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
 def distributions(run: "Run", *, title: str) -> "Figure":

@@ -2,10 +2,12 @@
 
 TTFT: from sending to the first event with a choice. ITL: between such events. TPOT: of a request, the time after its first
 token, divided by its tokens but the first. E2EL: from sending to the last token. All reported in milliseconds; percentiles by
-straight lines between values. Requests that failed count as failed and in nothing else.
+straight lines between values. Requests that failed count as failed and in nothing else. Other than there, the most requests
+at once are those of a moment, not of a whole second.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -99,19 +101,21 @@ def _is_good(outcome: Outcome, limits: Mapping[str, float]) -> bool:
 
 
 def _peaks(answered: Sequence[Outcome]) -> tuple[float, int]:
-    """The most tokens that came, and the most requests that were open, in a second counted from the first request on."""
+    """The most tokens that came in a second, counted from the first request on, and the most requests that were open at once.
+    Of an answer's tokens each event brought its part."""
     if not answered:
         return 0.0, 0
     origin = min(outcome.started for outcome in answered)
     end = max(outcome.started + outcome.latency for outcome in answered)
     tokens = np.zeros(int(end - origin) + 2)
-    open_requests = np.zeros(len(tokens), dtype=int)
+    changes = []
     for outcome in answered:
-        first = outcome.started - origin
-        coming = first + outcome.ttft + np.concatenate(([0.0], np.cumsum(outcome.itl)))
-        np.add.at(tokens, np.minimum(coming.astype(int), len(tokens) - 1), 1)
-        open_requests[int(first) : int(first + outcome.latency) + 1] += 1
-    return float(tokens.max()), int(open_requests.max())
+        coming = outcome.started - origin + outcome.ttft + np.concatenate(([0.0], np.cumsum(outcome.itl)))
+        each = (outcome.output_tokens or 0) / len(coming)
+        np.add.at(tokens, np.minimum(coming.astype(int), len(tokens) - 1), each)
+        changes += [(outcome.started, 1), (outcome.started + outcome.latency, -1)]
+    changes.sort()  # one that ends makes room for one that begins
+    return float(tokens.max()), max(accumulate(change for _, change in changes))
 
 
 def result(run: Run, found: Figures, *, about: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:

@@ -1,17 +1,20 @@
 """``octavo bench sweep``: one server at several rates of requests, as a table, as JSON, as a picture.
 
-Every run has prompts of its own, so that no run finds another's in a prefix cache.
+Every run has prompts of its own, so that no run finds another's in a prefix cache; all are made before the first. A server that
+answers nothing at one rate is not asked at the next.
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from octavo.bench.report import check_writable
+from octavo.bench.report import check_writable, writing
 from octavo.bench.serve import plot
+from octavo.bench.serve.data import Work
 from octavo.bench.serve.main import Bench, warn_of_failures
 from octavo.bench.serve.options import SweepOptions
 from octavo.bench.serve.statistics import Figures, result
@@ -26,24 +29,37 @@ def main(options: SweepOptions) -> int:
     check_writable(options.plot, "--plot")
     plot.check(options.plot)
     bench = Bench(options)
-    measured = [_at_rate(bench, options, number, rate) for number, rate in enumerate(options.rates)]
-    found = [figures for figures, _ in measured]
-    values = [value for _, value in measured]
+    found, values = _measure(bench, options)
+    rates = options.rates[: len(found)]
+    print(msgspec.json.encode(values).decode() if options.json else text(rates, found))
     if options.output_json is not None:
-        Path(options.output_json).write_bytes(msgspec.json.encode(values) + b"\n")
+        with writing(options.output_json):
+            Path(options.output_json).write_bytes(msgspec.json.encode(values) + b"\n")
     if options.plot is not None:
         title = f"{bench.model}, {options.num_prompts} requests at each rate"
-        plot.save(plot.over_rates(options.rates, found, title=title), options.plot)
-    print(msgspec.json.encode(values).decode() if options.json else text(options.rates, found))
-    return 0 if all(figures.completed for figures in found) else 1
+        plot.save(plot.over_rates(rates, found, title=title), options.plot)
+    return 0 if found[-1].completed else 1
 
 
-def _at_rate(bench: Bench, options: SweepOptions, number: int, rate: float) -> Measured:
+def _measure(bench: Bench, options: SweepOptions) -> tuple[list[Figures], list[dict[str, Any]]]:
+    """Figures and JSON objects of the rates, up to the first that got no answer at all."""
+    work = bench.work(runs=len(options.rates) * options.repeat)
+    found, values = list[Figures](), list[dict[str, Any]]()
+    for number, rate in enumerate(options.rates):
+        figures, value = _at_rate(bench, options, work[number * options.repeat :][: options.repeat], rate)
+        found.append(figures)
+        values.append(value)
+        if not figures.completed:
+            print(f"octavo: warning: no answer at {rate:g} requests/s: the sweep ends here", file=sys.stderr, flush=True)
+            break
+    return found, values
+
+
+def _at_rate(bench: Bench, options: SweepOptions, work: Sequence[Work], rate: float) -> Measured:
     """The run in the middle, by requests served, of those at one rate."""
     runs: list[Measured] = []
-    for repetition in range(options.repeat):
-        seed = options.seed + number * options.repeat + repetition
-        run, found = bench.run(bench.prompts(seed), rate=rate, seed=seed)
+    for each in work:
+        run, found = bench.run(each, rate=rate)
         warn_of_failures(run)
         runs.append((found, result(run, found, about=bench.about(), metrics=options.metrics)))
     runs.sort(key=lambda measured: measured[0].request_throughput)

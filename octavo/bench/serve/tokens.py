@@ -17,6 +17,10 @@ from octavo.config import ConfigError, EngineConfig
 _TIMEOUT = 60.0
 
 
+class UnreachableError(ConfigError):
+    """Nobody answers."""
+
+
 class TokenCounter(Protocol):
     """Text to ids and back."""
 
@@ -57,7 +61,7 @@ class ServerApi:
         try:
             status, answer = self._exchange(method, path, data)
         except (OSError, http.client.HTTPException) as error:
-            raise ConfigError(f"cannot reach {self._parts.netloc}: {error}") from None
+            raise UnreachableError(f"cannot reach {self._parts.netloc}: {error}") from None
         if status != 200:
             raise ConfigError(f"{self._parts.netloc} answered {status} to {path}: {answer[:200].decode(errors='replace')}")
         try:
@@ -116,6 +120,8 @@ class ServerTokens:
     def _ask(self, path: str, body: Any, key: str) -> Any:
         try:
             return self._api.call("POST", path, body)[key]
+        except UnreachableError:
+            raise
         except (ConfigError, LookupError, TypeError) as error:
             raise ConfigError(f"the server cannot count tokens ({error}): give --tokenizer") from None
 

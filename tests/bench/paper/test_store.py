@@ -68,6 +68,11 @@ def test_processes_may_store_the_same_at_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"x.json: cannot be written \(No such file or directory\)"):
+        write(tmp_path / "gone" / "x.json", "text")
+
+
 def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(ConfigError, match=r"--out .*taken"):

@@ -1,13 +1,18 @@
 """Which requests a run has."""
 
+import shutil
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
 
+from octavo.bench.paper.bench import Bench
 from octavo.bench.paper.driver import Replayed
 from octavo.bench.paper.scenes import SHRINK, long_scene, scene
-from octavo.bench.paper.workload import TRACE_NAMES, spread
+from octavo.bench.paper.workload import TRACE_NAMES, Serve, spread
 from octavo.bench.traces import TraceRequest
+from octavo.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.executor.presets import PRESETS
 from tests.bench.paper.conftest import MakeBench, replayed
@@ -74,6 +79,31 @@ def test_a_shared_prefix_is_resident_before_the_first_request_and_for_that_run_o
         bench.served(msgspec.structs.replace(serve, max_model_len=512))
         assert pinned[-2:] == [shared, 0]
     bench.close()
+
+
+@pytest.mark.parametrize("machine", ["here", "opt-13b"])
+def test_a_run_with_other_settings_is_another_run(
+    tiny: str, make_bench: MakeBench, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench()
+    serve = scene(bench, machine, "alpaca", num_requests=4)
+    computed: list[float] = []
+
+    def run(self: Bench, serve: Serve) -> Replayed:
+        computed.append(self.config.swap_space)
+        return replayed()
+
+    monkeypatch.setattr(Bench, "_serve", run)
+    for swap_space in (0.0, 1.0, 0.0):
+        Bench(EngineConfig(model=tiny, swap_space=swap_space), bench.options).served(serve)
+    assert computed == [0.0, 1.0]
+
+
+def test_a_trace_of_another_tokenizer_is_described_anew(tiny: str, make_bench: MakeBench, tmp_path: Path) -> None:
+    serve = scene(make_bench(), "opt-13b", "sharegpt", num_requests=4)
+    for model in (tiny, str(shutil.copytree(tiny, tmp_path / "other"))):
+        Bench(EngineConfig(model=model), make_bench().options)._describe(serve)
+    assert len(list((tmp_path / "out" / "runs").glob("trace-*.json"))) == 2
 
 
 def test_lengths_are_divided_where_it_is_said(make_bench: MakeBench) -> None:
