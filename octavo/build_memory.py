@@ -35,14 +35,19 @@ _POOL_BY_SHARE: dict[str, Any] = {"num_gpu_blocks_override": None, "kv_cache_mem
 def resolve_swap_space(config: EngineConfig, memory: int) -> float:
     """GiB of host blocks: what was asked for, or of the little that nobody asked for what is left. ``memory`` is what this
     process can use beside weights and KV cache. Raises ``ConfigError`` where more was asked for than that."""
-    is_little = config.swap_space <= 1.0
-    free = max(0, memory - _BESIDE if is_little else memory) / 2**30
-    is_used = config.kv_allocation == "paged" and config.preemption_mode != "recompute"
-    if is_used and not is_little and config.swap_space > free:
+    asked = _swap_asked_for(config)
+    free = max(0, memory if asked else memory - _BESIDE) / 2**30
+    if asked > max(0, memory):
         raise ConfigError(
             f"--swap-space {config.swap_space:g} is more than the {free:.1f} GiB of memory that are left: ask for less"
         )
     return min(config.swap_space, free)
+
+
+def _swap_asked_for(config: EngineConfig) -> int:
+    """Bytes of host blocks that there have to be: up to 1 GiB is what nobody asked for."""
+    is_used = config.kv_allocation == "paged" and config.preemption_mode != "recompute"
+    return int(config.swap_space * 2**30) if is_used and config.swap_space > 1.0 else 0
 
 
 def check_weights_fit(
@@ -174,7 +179,8 @@ def resolve_num_blocks(config: EngineConfig, spec: KVCacheSpec, *, max_model_len
         num_blocks = config.kv_cache_memory_bytes // spec.bytes_per_block
     else:
         useful = (config.max_num_seqs + len(config.pin_prefix)) * per_sequence
-        num_blocks = min(useful, max(0, int(memory * _fraction(config)) - weight_bytes) // spec.bytes_per_block)
+        share = min(int(memory * _fraction(config)), memory - _swap_asked_for(config))
+        num_blocks = min(useful, max(0, share - weight_bytes) // spec.bytes_per_block)
     if num_blocks < per_sequence:
         raise ConfigError(_pool_too_small(config, spec, num_blocks, max_model_len, memory, weight_bytes))
     if num_blocks * spec.bytes_per_block > memory - weight_bytes:

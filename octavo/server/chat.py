@@ -128,7 +128,9 @@ class Chat:
         )
         special = bool(request.add_special_tokens)
         (ids,) = await self._service.encode_prompts([text], request, special=special)
-        (offsets,) = await self._service.prompt_offsets([text], request, special=special)
+        offsets = None
+        if request.return_token_offsets:
+            (offsets,) = await self._service.prompt_offsets([text], request, special=special)
         return Prompt(text, ids, offsets)
 
 

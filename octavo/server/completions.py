@@ -65,8 +65,8 @@ class Completions:
             request_id=envelope.id,
             prompt_logprobs=answer.num_prompt_logprobs,
             thinking=await self._thinking(request, prompts),
+            prompt_only=answer.prompt_only,
         )
-        generation.prompt_only = answer.prompt_only
         if answer.prompt_only and answer.num_prompt_logprobs is None:
             return answer.echo_only(service.options.write_timeout)
         return await reply(
@@ -99,11 +99,12 @@ class Completions:
         most = self._service.options.max_prompts
         texts, ids = await aside.run(_is_long(request.prompt, most), split_prompts, request.prompt, most)
         limits = self._service.loaded().limits
-        offsets: Sequence[list[tuple[int, int]] | None] = [None] * len(ids)
+        offsets: Sequence[list[tuple[int, int]] | None] = [None] * len(texts or ids)
         if texts is not None:
             special = request.add_special_tokens is not False
             cut = await self._service.encode_prompts(texts, request, special=special)
-            offsets = await self._service.prompt_offsets(texts, request, special=special)
+            if request.return_token_offsets or (request.echo and params.requested_logprobs(request) is not None):
+                offsets = await self._service.prompt_offsets(texts, request, special=special)
         else:
             cut = [params.truncated(token_ids, request, limits) for token_ids in ids]
         shown: list[str | None] = [None] * len(cut)
@@ -282,7 +283,9 @@ class CompletionAnswer:
         shape = CompletionLogprobs([], [], [], [])
         prompt = self._prompt(index)
         if with_prompt:
-            shape = self._format.echoed(prompt.token_ids, self._prompt_logprobs.get(index // self._n, []), prompt.text or "")
+            # Offsets of a text that was cut are those before.
+            spans = prompt.offsets if self._request.truncate_prompt_tokens is None else None
+            shape = self._format.echoed(prompt.token_ids, self._prompt_logprobs.get(index // self._n, []), spans)
         places = self._places[index] = self._places[index] or self._format.places(
             prompt.token_ids,
             at=len(prompt.text or "") if self._request.echo else 0,

@@ -56,6 +56,7 @@ class Generation:
         metrics: ServerMetrics,
         record: RequestRecord,
         log: Log,
+        prompt_only: bool = False,
     ) -> None:
         self._requests = requests
         self._client = client
@@ -68,6 +69,7 @@ class Generation:
         self._charged = True
         self._generated = 0
         self._cached: dict[str, int] = {}
+        self._prompt_only = prompt_only
         offsets = itertools.accumulate((request.params.n for request in requests), initial=0)
         self._processors = {
             request.id: OutputProcessor(request, tokenizer, first_index=first)
@@ -75,7 +77,6 @@ class Generation:
         }
         self._unfinished = dict.fromkeys(self._processors)
         self._last_token: dict[int, float] = {}
-        self.prompt_only = False
         self.record = record
         record.prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         record.n = requests[0].params.n
@@ -156,7 +157,7 @@ class Generation:
         a client that left has not read."""
         for metrics in await self._mailbox.accounts(LEFT_ACCOUNT_WAIT if self.record.client_gone else ACCOUNT_WAIT):
             self._account(metrics)
-        if self.record.client_gone or self.params.beam is not None:
+        if not self._prompt_only and (self.record.client_gone or self.params.beam is not None):
             self.record.output_tokens = max(self.record.output_tokens, self._generated)
         if not self._counts:
             return 0
@@ -199,7 +200,7 @@ class Generation:
     def _clock(self, update: ChoiceUpdate, now: float) -> None:
         """Times between tokens; several tokens at once share the time since the last."""
         record, count = self.record, len(update.token_ids)
-        if not self.prompt_only:
+        if not self._prompt_only:
             record.output_tokens += count + update.num_discarded
             record.longest_output = max(record.longest_output, update.num_tokens)
         if not count:

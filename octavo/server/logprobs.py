@@ -32,6 +32,16 @@ class TextPlaces:
         return at
 
 
+def _begins(spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Where tokens begin in the text that was cut into them: what no token stands for, as a space before a word, is the next
+    one's, and one that stands for nothing is where the one before ended."""
+    begins, end = [], 0
+    for begin, after in spans:
+        begins.append(min(begin, end) if after > begin else end)
+        end = max(end, after)
+    return begins
+
+
 class LogprobFormat:
     """How tokens are written: as text, or as ``token_id:N``. ``top`` is how many alternatives the client asked for; with
     ``named`` they are tokens of its choice."""
@@ -55,14 +65,19 @@ class LogprobFormat:
             self._append(shape, entry.token_id, places.next(entry.token_id), entry)
         return shape
 
-    def echoed(self, token_ids: Sequence[int], entries: Iterable[TokenLogprobs], text: str) -> CompletionLogprobs:
-        """A prompt's, which is shown as ``text``: its first token has no log-probability."""
-        shape, places = CompletionLogprobs([], [], [], []), TextPlaces(self._tokenizer, skip_special_tokens=False)
-        for token_id, entry in zip(token_ids, itertools.chain([None], entries), strict=False):
-            # A special token was written in the text, or put around it.
-            special = self._tokenizer.is_special(token_id)
-            is_shown = not special or text.startswith(self._tokenizer.token_text(token_id), places.at)
-            self._append(shape, token_id, places.next(token_id) if is_shown else places.at, entry)
+    def echoed(
+        self, token_ids: Sequence[int], entries: Iterable[TokenLogprobs], spans: Sequence[tuple[int, int]] | None
+    ) -> CompletionLogprobs:
+        """A prompt's: its first token has no log-probability. ``spans``: the characters of each token in the text; None where
+        the text is that of the tokens."""
+        shape = CompletionLogprobs([], [], [], [])
+        if spans is None:
+            places = TextPlaces(self._tokenizer, skip_special_tokens=True)
+            offsets = [places.next(token_id) for token_id in token_ids]
+        else:
+            offsets = _begins(spans)
+        for token_id, offset, entry in zip(token_ids, offsets, itertools.chain([None], entries), strict=False):
+            self._append(shape, token_id, offset, entry)
         return shape
 
     def _append(self, shape: CompletionLogprobs, token_id: int, offset: int, entry: TokenLogprobs | None) -> None:

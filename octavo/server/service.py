@@ -172,10 +172,8 @@ class Service:
 
     async def prompt_offsets(
         self, texts: Sequence[str], request: SamplingFields, *, special: bool
-    ) -> Sequence[list[tuple[int, int]] | None]:
-        """The characters of each token that ``encode_prompts`` gave, for requests that ask for them."""
-        if not request.return_token_offsets:
-            return [None] * len(texts)
+    ) -> list[list[tuple[int, int]]]:
+        """The characters of each token that ``encode_prompts`` gave."""
         frontend = self.loaded()
         found = await frontend.encoder.offsets(texts, add_special_tokens=special)
         return [params.truncated(offsets, request, frontend.limits) for offsets in found]
@@ -227,9 +225,11 @@ class Service:
         prompt_logprobs: int | None,
         thinking: Sequence[Thinking | None],
         structured_outputs: StructuredOutputsParams | None = None,
+        prompt_only: bool = False,
     ) -> Generation:
         """Everything checked and ready to submit. ``thinking`` has an entry for each prompt. ``structured_outputs`` go before
-        what the request itself asks its text to be. Raises ``ApiError`` or ``ParameterError``."""
+        what the request itself asks its text to be. ``prompt_only``: see ``Generation``. Raises ``ApiError`` or
+        ``ParameterError``."""
         frontend = self.loaded()
         arrival = http.scope["state"]["arrival"]
 
@@ -255,7 +255,13 @@ class Service:
             request_id=request_id, model=model, operation=operation, arrival=arrival, stream=bool(request.stream)
         )
         generation = Generation(
-            requests, client=self.client, tokenizer=frontend.tokenizer, metrics=self.metrics, record=record, log=self.log
+            requests,
+            client=self.client,
+            tokenizer=frontend.tokenizer,
+            metrics=self.metrics,
+            record=record,
+            log=self.log,
+            prompt_only=prompt_only,
         )
         http.scope["state"]["generation"] = generation
         if (ticket := http.scope["state"].get("ticket")) is not None:

@@ -90,6 +90,7 @@ class Supervisor:
         self._connection: Connection | None = None
         self._fatal: Fatal | None = None
         self._closing = False
+        self._has_worked = False
         self._crashes: deque[float] = deque(maxlen=CRASHES)
         self._stats = EngineStats()
         self._before = EngineStats()
@@ -217,6 +218,7 @@ class Supervisor:
 
     def _on_engine_ready(self, ready: Ready) -> None:
         self._status.up()
+        self._has_worked = True
         for request in self._table.resubmit():
             self._send(Add(request))
             self._status.expect()
@@ -270,12 +272,17 @@ class Supervisor:
         if self._closing:
             return
         reason = self._fatal.message if self._fatal else describe(exit_status)
-        if self._fatal is not None and self._fatal.kind == "config":
+        refused = self._fatal is not None and self._fatal.kind == "config"
+        if refused and not self._has_worked:
             self._give_up(BAD_CONFIG, reason)
             return
         if not self._count_crash(reason):
             return
-        self._log.error("engine_crash", f"the engine stopped ({reason}); starting it again")
+        if refused:  # what it lacks now, as memory that others have taken, it had before
+            self._log.error("engine_crash", f"the engine cannot be started ({reason}); trying again in {RETRY_SECONDS:g} s")
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            self._log.error("engine_crash", f"the engine stopped ({reason}); starting it again")
         await self._start_again(config)
 
     def _count_crash(self, reason: str) -> bool:

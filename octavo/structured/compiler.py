@@ -20,7 +20,7 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 """Between the tokens of JSON, where the request does not say: a bounded run, so that no model writes blanks for ever."""
 
 _LONGEST_COMPLAINT = 300
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,

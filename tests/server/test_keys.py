@@ -449,6 +449,23 @@ def test_a_prompt_alone_is_charged_alone(tmp_path: Path) -> None:
     assert bench.service.metrics.generation_tokens.total == 0
 
 
+def test_a_prompt_alone_is_charged_alone_to_a_client_that_left(tmp_path: Path) -> None:
+    bench, books = booked(tmp_path, key("u"))
+    bench.engine.silent, bench.engine.generated = True, 1
+
+    async def scene() -> None:
+        body = {"prompt": [5, 6], "max_tokens": 0, "echo": True, "logprobs": 1}
+        exchange = Exchange(bench.app, "POST", COMPLETIONS, body, headers=bearer("u"))
+        task = asyncio.create_task(exchange.run())
+        while not bench.engine.requests:
+            await asyncio.sleep(0)
+        exchange.hang_up()
+        await task
+
+    asyncio.run(scene())
+    assert used(lines_of(books)[0]) == (2, 0, 0)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_the_server_owes_an_answer_for_is_not_charged(tmp_path: Path, stream: bool) -> None:
     """An engine that is lost costs what a client has got by then: of a whole answer nothing."""

@@ -188,6 +188,23 @@ def test_special_tokens_that_were_written_have_their_place(bench: Bench) -> None
     (choice,) = answer["choices"]
     assert choice["text"].startswith("<|im_start|>one") and choice["logprobs"]["text_offset"][:2] == [0, len("<|im_start|>")]
     assert choice["logprobs"]["text_offset"][-1] == len("<|im_start|>one")
+    assert "prompt_token_offsets" not in choice
+
+
+@pytest.mark.parametrize(
+    "spans, begins",
+    [
+        ([(0, 0), (0, 3), (3, 5), (5, 5)], [0, 0, 3, 5]),  # put around the text
+        ([(0, 3), (4, 7), (7, 8)], [0, 3, 7]),  # a word without its space
+        ([(0, 1), (0, 1), (0, 1), (1, 2)], [0, 0, 0, 1]),  # a character's bytes
+        ([(0, 11), (11, 13), (0, 0), (13, 24)], [0, 11, 13, 13]),
+    ],
+)
+def test_where_tokens_of_a_prompt_begin(bench: Bench, spans: list[tuple[int, int]], begins: list[int]) -> None:
+    ids = list(range(5, 5 + len(spans)))
+    entries = [TokenLogprobs(token, -0.5, 1, [], []) for token in ids[1:]]
+    shape = LogprobFormat(bench.tokenizer, top=0, as_token_ids=False).echoed(ids, entries, spans)
+    assert shape.text_offset == begins and shape.token_logprobs == [None, *[-0.5] * len(entries)]
 
 
 @pytest.mark.parametrize("extra", [{"best_of": 3}, {"use_beam_search": True, "n": 2}], ids=["best_of", "beams"])

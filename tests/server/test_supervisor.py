@@ -23,7 +23,7 @@ from octavo.server.request_log import Log
 from octavo.server.status import Status
 from octavo.server.supervisor import Supervisor
 from octavo.server.threads import busiest_threads
-from octavo.server.wire import Abort, Add, Ended, Load, Pin, Progress, Ready, Refused, Step, Working, frame
+from octavo.server.wire import Abort, Add, Ended, Fatal, Load, Pin, Progress, Ready, Refused, Step, Working, frame
 from tests.server.fakes import MODEL
 from tests.server.test_engine_loop import delta, request
 
@@ -353,6 +353,39 @@ def test_an_engine_that_cannot_be_started_is_tried_again(failing: str, monkeypat
         stage.engine.sock.close()
         told = await stage.supervisor.outcome
         assert told == (70, "the engine failed 3 times within 60 s, last: exit status 70")
+
+    play(scene)
+
+
+def test_what_has_worked_is_not_wrong_because_a_successor_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where others have taken the memory meanwhile."""
+    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.01)
+
+    async def scene() -> None:
+        stage = Stage(monkeypatch)
+        await stage.begin()
+        stage.engine.sock.close()
+        await until(lambda: len(stage.engines) == 2)
+        assert isinstance(await stage.engine.hear(), Load)
+        stage.engine.say(Fatal(kind="config", message="ask for less"))
+        stage.engine.sock.close()
+        await until(lambda: len(stage.engines) == 3)
+        assert isinstance(await stage.engine.hear(), Load)
+        stage.engine.say(READY)
+        await until(lambda: stage.status.engine_up)
+        assert "cannot be started (ask for less); trying again" in stage.log.getvalue()
+        assert not stage.supervisor.outcome.done()
+
+    play(scene)
+
+
+def test_a_configuration_that_has_never_worked_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch)
+        await stage.supervisor.attach(stage.engine.handle, EngineConfig(model="m"))
+        stage.engine.say(Fatal(kind="config", message="ask for less"))
+        stage.engine.sock.close()
+        assert await stage.supervisor.outcome == (64, "ask for less")
 
     play(scene)
 

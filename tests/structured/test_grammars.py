@@ -11,6 +11,7 @@ import pytest
 
 from octavo import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from octavo.sampling_params import BeamSearch, ParameterError
+from octavo.structured.compiler import _lark
 from octavo.structured.matching import GrammarThread
 from octavo.structured.schema_walk import path_at_fault, without_additional_properties
 from octavo.structured.vocabulary import Vocabulary
@@ -54,6 +55,12 @@ def text(llm: LLM, form: dict[str, Any], **options: Any) -> str:
     (output,) = run(llm, form, **options).outputs
     assert output.finish_reason == "stop"
     return output.text
+
+
+def test_what_tells_gbnf_costs_the_length_of_the_text() -> None:
+    """Not its square, in which this would not end."""
+    text = "\n" * 2_000_000 + "a" + "\n" * 2_000_000
+    assert _lark(text) == text
 
 
 def test_every_form(llm: LLM) -> None:
