@@ -376,6 +376,20 @@ def used(line: dict[str, Any]) -> tuple[int, int, int]:
     return line["prompt_tokens"], line["cached_tokens"], line["output_tokens"]
 
 
+def leave(bench: Bench, **fields: Any) -> None:
+    """A request whose client leaves as soon as the engine has it."""
+
+    async def scene() -> None:
+        exchange = Exchange(bench.app, "POST", COMPLETIONS, fields, headers=bearer("u"))
+        task = asyncio.create_task(exchange.run())
+        while not bench.engine.requests:
+            await asyncio.sleep(0)
+        exchange.hang_up()
+        await task
+
+    asyncio.run(scene())
+
+
 def test_usage_is_booked_by_key(tmp_path: Path) -> None:
     bench, books = booked(tmp_path, key("u"))
     ask(bench, "u", prompt=[5, 6], n=2)
@@ -411,17 +425,7 @@ def test_what_was_generated_for_a_client_that_left_is_charged(
     monkeypatch.setattr("octavo.server.generation.ACCOUNT_WAIT", 0.0)
     bench, books = booked(tmp_path, key("u", tokens_per_minute=40))
     bench.engine.silent, bench.engine.generated, bench.engine.account_delay = True, 40, 0.05
-
-    async def scene() -> None:
-        body = {"prompt": [5, 6], "max_tokens": 20, "stream": True, **extra}
-        exchange = Exchange(bench.app, "POST", COMPLETIONS, body, headers=bearer("u"))
-        task = asyncio.create_task(exchange.run())
-        while not bench.engine.requests:
-            await asyncio.sleep(0)
-        exchange.hang_up()
-        await task
-
-    asyncio.run(scene())
+    leave(bench, prompt=[5, 6], max_tokens=20, stream=True, **extra)
     (line,) = lines_of(books)
     assert used(line) == (2, 0, 40)
     assert limited(ask(bench, "u"))[0] == "tokens_per_minute"
@@ -452,17 +456,7 @@ def test_a_prompt_alone_is_charged_alone(tmp_path: Path) -> None:
 def test_a_prompt_alone_is_charged_alone_to_a_client_that_left(tmp_path: Path) -> None:
     bench, books = booked(tmp_path, key("u"))
     bench.engine.silent, bench.engine.generated = True, 1
-
-    async def scene() -> None:
-        body = {"prompt": [5, 6], "max_tokens": 0, "echo": True, "logprobs": 1}
-        exchange = Exchange(bench.app, "POST", COMPLETIONS, body, headers=bearer("u"))
-        task = asyncio.create_task(exchange.run())
-        while not bench.engine.requests:
-            await asyncio.sleep(0)
-        exchange.hang_up()
-        await task
-
-    asyncio.run(scene())
+    leave(bench, prompt=[5, 6], max_tokens=0, echo=True, logprobs=1)
     assert used(lines_of(books)[0]) == (2, 0, 0)
 
 
