@@ -23,7 +23,8 @@ void bind_program(nb::module_& module, nb::class_<Device>& device) {
         .def("begin_recording", &Device::begin_recording, "program"_a)
         .def("end_recording", &Device::end_recording)
         .def("start", &Device::start, "program"_a, "inputs"_a, "cuts"_a = Program::Cuts{})
-        .def("finish", &Device::finish);
+        .def("finish", &Device::finish, "program"_a)
+        .def("wait", &Device::wait);
 }
 
 } // namespace octavo

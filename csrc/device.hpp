@@ -80,9 +80,12 @@ public:
         last_stream_ = nullptr;
     }
     std::unique_ptr<Program> new_program() const { return std::make_unique<Program>(arrays_); }
-    // Begins to run a program's ops; they are done when finish() has returned, which takes part in them. cuts: see Program::load.
+    // Begins to run a program's ops; they are done when finish() has returned, which takes part in them and throws what went wrong.
+    // cuts: see Program::load.
     void start(Program& program, const std::vector<nb::object>& inputs, const Program::Cuts& cuts);
-    void finish();
+    void finish(Program& program);
+    // Until nothing runs that was started, whatever came of it.
+    void wait();
 
     std::unique_ptr<PackedWeight> pack(nb::sequence matrices, bool gated);
     // vocabulary: for embedding and a shortlist, too.
@@ -180,7 +183,6 @@ private:
     template <class Body> void issue_in_lanes(Body body) { issue(std::move(body), true); }
     // Runs body() now in any case, after what has been started.
     template <class Body> void run(Body&& body);
-    void finish_started();
     // For bodies: call(row0, row1) over those rows, in parallel where `work` (elements touched) is worth it.
     template <class Call> void over_rows(Range rows, int64_t work, const Call& call);
     // For bodies: call(unit, thread) over all units in parallel.
@@ -275,8 +277,7 @@ private:
     Program* program_ = nullptr; // being recorded
     std::shared_ptr<WeightStream> last_stream_; // of the product recorded last
     ThreadPool pool_;
-    nb::object running_;         // the program that was started and not finished
-    std::exception_ptr failure_; // of it
+    nb::object running_; // the program that was started and not finished
     std::mutex busy_; // held while bodies run; the rest is theirs
     // One a thread:
     std::vector<std::vector<float>> partition_states_;

@@ -28,7 +28,7 @@ template <class Body> void Device::run(Body&& body) {
     nb::gil_scoped_release unlocked;
     std::lock_guard<std::mutex> lock(busy_);
     FlushDenormals flush;
-    finish_started();
+    pool_.finish();
     body();
 }
 

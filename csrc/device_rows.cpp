@@ -53,25 +53,20 @@ void Device::start(Program& program, const std::vector<nb::object>& inputs, cons
     check(&program != program_, "the program is still being recorded");
     const std::vector<Array> arrays = program.check_inputs(inputs);
     run([&] {
-        failure_ = nullptr; // of one that nobody asks for
         program.load(arrays, cuts);
         pool_.start([this, &program] { program.run(pool_); });
     });
     running_ = nb::find(program);
 }
 
-void Device::finish() {
-    run([] {});
-    running_.reset();
-    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+void Device::finish(Program& program) {
+    wait();
+    program.rethrow();
 }
 
-void Device::finish_started() {
-    try {
-        pool_.finish();
-    } catch (...) {
-        failure_ = std::current_exception();
-    }
+void Device::wait() {
+    run([] {});
+    running_.reset();
 }
 
 Array Device::read(nb::handle object, const char* name, Type type, int ndim) {

@@ -83,6 +83,7 @@ void Program::load(const std::vector<Array>& inputs, const Cuts& cuts) {
         inputs_[i]->columns = inputs[i].shape[1];
         std::memmove(inputs_[i]->data, inputs[i].data, inputs[i].size() * 4);
     }
+    failure_ = nullptr;
     lanes_.clear();
     for (size_t group = 0; group < cuts.size(); ++group) {
         const int64_t* rows = rows_of_group(static_cast<int>(group));
@@ -100,6 +101,19 @@ void Program::load(const std::vector<Array>& inputs, const Cuts& cuts) {
 
 void Program::run(ThreadPool& pool) {
     const auto begin = std::chrono::steady_clock::now();
+    try {
+        run_ops(pool);
+    } catch (...) {
+        failure_ = std::current_exception();
+    }
+    seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+void Program::rethrow() {
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void Program::run_ops(ThreadPool& pool) {
     for (auto op = ops_.begin(); op != ops_.end();) {
         if (lanes_.size() < 2 || !op->in_lanes) {
             (op++)->body();
@@ -112,7 +126,6 @@ void Program::run(ThreadPool& pool) {
         });
         op = end;
     }
-    seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 nb::object Program::trimmed(nb::handle result) const {

@@ -2,6 +2,7 @@
 // of rows of every array is read when an op runs, so that one program serves every number of rows up to its inputs' capacity.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <initializer_list>
 #include <unordered_map>
@@ -84,10 +85,12 @@ public:
 
     // Arrays to be copied in, in the order in which the inputs were made, checked.
     std::vector<Array> check_inputs(const std::vector<nb::object>& arrays) const;
-    // Copies them in. Needs no interpreter lock, nor does run(). cuts: of each group of inputs, where its rows are cut into lanes, as
+    // Copies them in. Needs no interpreter lock, nor does run(), which throws nothing: see rethrow(). cuts: of each group of inputs, where its rows are cut into lanes, as
     // often in each; nothing: they are not.
     void load(const std::vector<Array>& inputs, const Cuts& cuts);
     void run(ThreadPool& pool);
+    // Throws what went wrong in the last run, once.
+    void rethrow();
     // That the last run took.
     double seconds() const { return seconds_; }
     // The rows of a result that the last run computed, or will have.
@@ -107,6 +110,7 @@ private:
         bool in_lanes;
     };
 
+    void run_ops(ThreadPool& pool);
     const int64_t* rows_of_group(int group) const;
     Size rows_at(const char* data) const;
 
@@ -117,6 +121,7 @@ private:
     std::vector<Op> ops_;
     std::vector<Lane> lanes_;
     double seconds_ = 0;
+    std::exception_ptr failure_; // of the last run
     std::vector<nb::object> kept_;
 };
 

@@ -132,20 +132,22 @@ void ThreadPool::start(std::function<void()> task) {
 void ThreadPool::finish() {
     if (!started_) return;
     FlushDenormals flush;
-    if (open_.exchange(kTaken) != kTaken) run_task();
-    else help(size() - 1, done_);
+    if (open_.exchange(kTaken) != kTaken) {
+        run_task();
+        // Who has begun to trade cores with this thread may be put aside between its two calls: what the caller makes next, as a
+        // child, would have one core for good. Whoever looks at its duty from now on finds none.
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        while (fetching_.load(std::memory_order_acquire)) sched_yield();
+    } else {
+        help(size() - 1, done_);
+    }
     started_ = false;
     task_ = nullptr;
-    if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
 }
 
 void ThreadPool::run_task() {
     duties_[0].begin(Duty::self());
-    try {
-        task_();
-    } catch (...) {
-        thrown_ = std::current_exception();
-    }
+    task_();
     duties_[0].end();
     done_ = true;
     wake();
@@ -153,6 +155,7 @@ void ThreadPool::run_task() {
 
 bool ThreadPool::fetch(int first, int end) {
     if (fetching_.exchange(true, std::memory_order_acquire)) return false;
+    std::atomic_thread_fence(std::memory_order_seq_cst); // with that of finish(): either sees the other
     Duty::Trade trade = Duty::Trade::none;
     for (int thread = first; thread < end && trade == Duty::Trade::none; ++thread) trade = duties_[thread].trade_cores();
     const int patience = patience_.load(std::memory_order_relaxed);

@@ -64,9 +64,10 @@ public:
     void get_on(int thread) { duties_[thread].get_on(); }
     uint64_t progress() const;
 
-    // Lets another thread run task(), which may call run(), or leaves it to finish(). One at a time, and nothing beside it.
+    // Lets another thread run task(), which may call run() and throws nothing, or leaves it to finish(). One at a time, and nothing
+    // beside it.
     void start(std::function<void()> task);
-    // Returns once what was started is done; helps meanwhile. Throws what it threw. Without one returns at once.
+    // Returns once what was started is done; helps meanwhile. Without one returns at once.
     void finish();
 
 private:
@@ -121,7 +122,6 @@ private:
     std::vector<std::thread> workers_;
     bool started_ = false;          // for the caller
     std::function<void()> task_;
-    std::exception_ptr thrown_;     // by the task
     std::atomic<int64_t> open_{kTaken}; // the number of the op that nobody has begun and that is the task
     std::atomic<bool> done_{false};
     // High half: the op's number; low half: units not yet claimed. A claim succeeds only on the op it was meant for, and an op

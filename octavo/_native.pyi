@@ -194,9 +194,12 @@ class Device:
         computed side by side, each by one thread; no lane may need another's rows. Raises ``ValueError`` for cuts that do not
         ascend or are not as many in each group."""
 
-    def finish(self) -> None:
+    def finish(self, program: Program) -> None:
         """Take part in the ops of the program that was started until they are done. Its results are then those of the inputs.
-        Raises what went wrong in it; returns at once if none was started."""
+        Raises what went wrong in it, once; returns at once if none was started."""
+
+    def wait(self) -> None:
+        """Take part in what was started, of whatever program, until it is done. Raises nothing of it."""
 
     def pack(self, matrices: Sequence[np.ndarray], *, gated: bool = False) -> PackedWeight:
         """One below the other. ``gated``: a multiple of 64 rows, the first half of them gates, for ``gated_linear``."""

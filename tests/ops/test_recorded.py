@@ -227,6 +227,44 @@ graph.start(BATCHES[4])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_a_failure_is_told_by_the_graph_that_failed() -> None:
+    """Whatever else waits for the device meanwhile, as a graph that is freed does."""
+    model = Tiny(CpuBackend(compute_dtype="float32", num_threads=2), "dense")
+    freed, graph = (model.backend.capture(model.forward, CAPACITY) for _ in range(2))
+    replay(graph, BATCHES[0])
+    batch = batch_of([3], [3])
+    batch.positions = np.array([0, 1, LENGTH], np.int32)
+    graph.start(batch)
+    del freed
+    gc.collect()
+    with pytest.raises(ValueError, match="position out of range"):
+        graph.result()
+    assert len(replay(graph, BATCHES[0])) > 0
+
+
+def test_a_child_process_waits_for_no_thread_of_its_parent() -> None:
+    """There is none in it; it would wait for ever when it ends."""
+    script = """
+import os, sys
+from tests.ops.test_recorded import BATCHES, CAPACITY, CpuBackend, Tiny
+
+model = Tiny(CpuBackend(compute_dtype="float32", num_threads=2), "dense")
+graph = model.backend.capture(model.forward, CAPACITY)
+for _ in range(40):
+    graph.start(BATCHES[4])
+    for _ in range(2000):
+        pass
+    child = os.fork()
+    if not child:
+        sys.exit(3)
+    graph.result()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+"""
+    package, tests = Path(_native.__file__).parents[1], Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{tests}"}
+    subprocess.run([sys.executable, "-c", script], env=environment, timeout=60, check=True)
+
+
 def test_a_graph_keeps_what_it_needs_alive() -> None:
     def capture() -> Graph:
         model = Tiny(CpuBackend(compute_dtype="float32", num_threads=2), "int8")
@@ -283,7 +321,8 @@ def test_what_cannot_be_recorded_is_refused() -> None:
     with pytest.raises(ValueError, match="another device"):
         CpuBackend(compute_dtype="float32", num_threads=1)._device.start(program, [np.zeros(4, np.int32)])
     backend._device.start(program, [np.zeros(2, np.int32)])
-    backend._device.finish()
-    backend._device.finish()
+    backend._device.finish(program)
+    backend._device.finish(program)
+    backend._device.wait()
     assert program.num_ops == 1
     assert _native.Program is type(program)
