@@ -253,8 +253,7 @@ class LLM:
                 elif item.lost:
                     raise RuntimeError("a step in which this answer was computed has failed, or was interrupted: ask again")
                 else:
-                    for _ in self._step():
-                        pass
+                    self._step()
         finally:
             self._drop(item)
 
@@ -412,34 +411,36 @@ class LLM:
         bar = _ProgressBar(len(items)) if use_tqdm else None
         left = {item.request.id for item in items}
         while left:
-            for delta, item in self._step():
+            for delta, item, ends in self._step():
                 if delta.request_id in left:
-                    if item.finished:
+                    if ends:
                         left.remove(delta.request_id)
                     if bar is not None:
-                        bar.update(delta, item)
+                        bar.update(delta, item, ends=ends)
         if bar is not None:
             bar.close()
 
-    def _step(self) -> Iterator[tuple[TokenDelta, _Pending]]:
-        """What a step has brought, and for whom: streams may be under way beside whatever else is asked. If there is no result,
-        nobody who may have been in the step can go on."""
+    def _step(self) -> list[tuple[TokenDelta, _Pending, bool]]:
+        """What a step has brought, for whom, and whether it ends the request: streams may be under way beside whatever else is
+        asked. All of it has been taken when this returns; if anything interrupts before, nobody who may have been in the step
+        can go on."""
+        brought: list[tuple[TokenDelta, _Pending, bool]] = []
         try:
-            deltas = self._engine.step()
+            for delta in self._engine.step():
+                item = self._pending.get(delta.request_id)
+                if item is None or item.finished:
+                    continue
+                item.take(delta)
+                output = item.branches[delta.branch].output
+                if output.finish_reason is not None and delta.finish_reason is None:  # a stop string: the engine cannot know
+                    item.result.metrics = self._engine.abort(delta.request_id, delta.branch) or item.result.metrics
+                brought.append((delta, item, item.finished))
         except BaseException:
             for waiting in self._pending.values():
                 waiting.lost = True
                 self._engine.abort(waiting.request.id)
             raise
-        for delta in deltas:
-            item = self._pending.get(delta.request_id)
-            if item is None or item.finished:
-                continue
-            item.take(delta)
-            output = item.branches[delta.branch].output
-            if output.finish_reason is not None and delta.finish_reason is None:  # a stop string: the engine cannot know
-                item.result.metrics = self._engine.abort(delta.request_id, delta.branch) or item.result.metrics
-            yield delta, item
+        return brought
 
     def _drop(self, item: _Pending) -> None:
         """Forget a request, finished or not."""
@@ -468,9 +469,9 @@ class _ProgressBar:
         self._start = time.monotonic()
         self._input = self._output = 0
 
-    def update(self, delta: TokenDelta, item: _Pending) -> None:
+    def update(self, delta: TokenDelta, item: _Pending, *, ends: bool) -> None:
         self._output += len(delta.token_ids)
-        if item.finished:
+        if ends:
             self._input += len(item.request.prompt_token_ids)
             seconds = max(time.monotonic() - self._start, 1e-9)
             speed = f"input {self._input / seconds:.1f} tokens/s, output {self._output / seconds:.1f} tokens/s"

@@ -10,7 +10,8 @@ import pytest
 
 from octavo import LLM, RepetitionDetectionParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from octavo.config import ConfigError
-from octavo.llm import _ProgressBar
+from octavo.llm import _Pending, _ProgressBar
+from octavo.outputs import TokenDelta
 from octavo.sampling_params import ParameterError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -188,6 +189,35 @@ def test_a_step_that_was_interrupted_ends_the_streams_that_were_in_it(llm: LLM, 
             llm.generate("Hello", GREEDY, use_tqdm=False)
     with pytest.raises(RuntimeError, match="ask again"):
         "".join(stream)
+    assert llm._pending == {} and texts(llm.generate("Hello", GREEDY, use_tqdm=False)) != [""]
+
+
+@pytest.mark.parametrize(("where", "ends"), [("_Pending.take", True), ("_ProgressBar.update", False)])
+def test_an_interruption_between_two_deltas_of_a_step_loses_none_unsaid(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, where: str, ends: bool
+) -> None:
+    question = [{"role": "user", "content": "Name a city."}]
+    whole = "".join(llm.stream_chat(question, GREEDY))
+    stream = llm.stream_chat(question, GREEDY)
+    text = next(stream)
+    (streamed,) = llm._pending
+    step, take = llm._engine.step, _Pending.take
+
+    def interrupted(taker: Any, delta: TokenDelta, *_: Any, **__: Any) -> None:
+        if delta.request_id != streamed:
+            raise KeyboardInterrupt
+        take(taker, delta)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm._engine, "step", lambda: sorted(step(), key=lambda delta: delta.request_id == streamed))
+        patched.setattr(f"octavo.llm.{where}", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("Hello", GREEDY)
+    if ends:
+        with pytest.raises(RuntimeError, match="ask again"):
+            "".join(stream)
+    else:
+        assert text + "".join(stream) == whole
     assert llm._pending == {} and texts(llm.generate("Hello", GREEDY, use_tqdm=False)) != [""]
 
 
