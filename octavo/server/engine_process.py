@@ -25,6 +25,7 @@ from octavo.sampling_params import ParameterError
 from octavo.server import interpreter
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.framing import FrameReader, WireError
+from octavo.server.log_writer import LogWriter
 from octavo.server.packed_logprobs import PIECE, pack
 from octavo.server.stepped_engine import SteppedEngine
 from octavo.server.wire import (
@@ -52,6 +53,8 @@ PULSE_SECONDS = 1.0
 STATS_INTERVAL = 0.1
 """Seconds between two statistics while the engine works."""
 _RECEIVE = 1 << 20
+_LOG_WAIT = 1.0
+"""For who reads the log, in the end; nobody is told before that this process is gone."""
 M = TypeVar("M", Load, Pin)
 
 
@@ -61,6 +64,8 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._poller = select.poll()
+        self._poller.register(sock, select.POLLIN)
         self._sending = threading.Lock()
         self._reader = FrameReader()
         self._decode = to_engine_decoder().decode
@@ -71,7 +76,7 @@ class Channel:
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
         """The messages that have come; with ``wait``, sleeps until something has. Raises ``EOFError`` when the peer is gone."""
-        if not wait and not select.select([self._sock], [], [], 0)[0]:
+        if not wait and not self._poller.poll(0):
             return []
         data = self._sock.recv(_RECEIVE)
         if not data:
@@ -80,11 +85,15 @@ class Channel:
 
 
 class EngineLoop:
-    """Drains the socket, steps the engine, sends the deltas; sleeps in the kernel when there is nothing to compute."""
+    """Drains the socket, steps the engine, sends the deltas; sleeps in the kernel when there is nothing to compute.
 
-    def __init__(self, engine: SteppedEngine, channel: Channel) -> None:
+    ``log`` takes text for the log and must not wait for who reads it: all requests would wait too.
+    """
+
+    def __init__(self, engine: SteppedEngine, channel: Channel, log: Callable[[str], None]) -> None:
         self._engine = engine
         self._channel = channel
+        self._log = log
         self._stats_due = 0.0
 
     def run(self) -> None:
@@ -115,8 +124,8 @@ class EngineLoop:
             self._channel.send(Refused(request_id=request.id, message=str(error), param=error.param))
         except Exception:
             error_id = os.urandom(6).hex()
-            print(f"octavo: request refused, error id {error_id}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
             self._channel.send(Refused(request_id=request.id, message=error_id, internal=True))
+            self._log(f"octavo: request refused, error id {error_id}\n{traceback.format_exc()}")
 
     def _step(self) -> None:
         begin = time.monotonic()
@@ -239,18 +248,18 @@ class _Opening:
         return message
 
 
-def serve(channel: Channel, pulse: Pulse, started_at: float) -> int:
+def serve(channel: Channel, pulse: Pulse, started_at: float, log: Callable[[str], None]) -> int:
     """Runs the engine behind ``channel`` until it is told to end. Returns the exit status."""
     try:
-        EngineLoop(_load(channel, pulse, started_at), channel).run()
+        EngineLoop(_load(channel, pulse, started_at), channel, log).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except ConfigError as error:
         _last_words(channel, Fatal(kind="config", message=str(error)))
         return BAD_CONFIG
     except Exception as error:
-        traceback.print_exc()
         _last_words(channel, Fatal(kind="engine", message=f"{type(error).__name__}: {error}"))
+        log(traceback.format_exc())
         return ENGINE_FAULT
     return 0
 
@@ -258,6 +267,10 @@ def serve(channel: Channel, pulse: Pulse, started_at: float) -> int:
 def _last_words(channel: Channel, message: Fatal) -> None:
     with contextlib.suppress(OSError):
         channel.send(message)
+
+
+def _tell_lost(count: int) -> str:
+    return f"octavo: {count} errors of the engine are lost here: nobody read the log\n"
 
 
 def main() -> None:
@@ -269,8 +282,9 @@ def main() -> None:
     channel = Channel(sock)
     pulse = Pulse(channel)
     threading.Thread(target=_look_out, args=(sock, pulse), daemon=True, name="look-out").start()
-    status = serve(channel, pulse, started_at)
-    sys.stderr.flush()
+    log = LogWriter(sys.stderr, _tell_lost)
+    status = serve(channel, pulse, started_at, log.write)
+    log.wait(_LOG_WAIT)
     os._exit(status)
 
 

@@ -133,6 +133,8 @@ class Gate:
         used = 0
         try:
             if generation is not None:
+                if passage.ticket is not None and not generation.record.client_gone:
+                    passage.ticket.answered()  # what it cost the engine may tell only at the end of a step
                 used = await generation.settle()
         finally:
             if passage.ticket is not None:

@@ -79,6 +79,8 @@ class GrammarProcess:
                 if self._running.exchange(0, self._vocabulary(), _GRACE_SECONDS) is None:
                     self._running.end()
                     self._running = None
+                    if self._closed:
+                        raise ProcessClosed
                     raise RuntimeError("the grammar process does not start")
             return self._running
 
@@ -152,17 +154,20 @@ class Lane:
         self._lock = threading.Lock()
         self._waiting: OrderedDict[str, deque[tuple[Future[Verdict], StructuredOutputsParams]]] = OrderedDict()
         self._count = 0
+        self._closed = False
         self._pace = seconds
 
     def submit(self, wanted: StructuredOutputsParams, client: str) -> "Future[Verdict]":
-        """Raises ``LaneFull``."""
+        """Raises ``LaneFull`` and ``ProcessClosed``."""
         asked: Future[Verdict] = Future()
         with self._lock:
+            if self._closed:
+                raise ProcessClosed
             if self._count >= self._most or len(self._waiting.get(client, ())) >= self._most_each:
                 raise LaneFull(self.retry_after())
+            self._thread.submit(self._serve_next)  # first: a question that it refuses must not wait
             self._waiting.setdefault(client, deque()).append((asked, wanted))
             self._count += 1
-        self._thread.submit(self._serve_next)
         return asked
 
     def retry_after(self) -> int:
@@ -171,6 +176,8 @@ class Lane:
 
     def close(self) -> None:
         """What waits is still asked, of whoever answers, and so told in turn."""
+        with self._lock:
+            self._closed = True
         self._thread.shutdown(wait=False)
 
     def _serve_next(self) -> None:

@@ -93,8 +93,11 @@ def examine(compiler: "GrammarCompiler", question: Question, lane: socket.socket
         lane.close()
         _compile_and_exit(compiler, question, writing)
     os.close(writing)
+    poller = select.poll()
+    poller.register(reading, select.POLLIN)
+    poller.register(lane, select.POLLIN)
     with open(reading, "rb") as source:
-        ready, _, _ = select.select([reading, lane.fileno()], [], [], question.wall_seconds)
+        ready = [number for number, _ in poller.poll(question.wall_seconds * 1000)]
         if reading not in ready:
             os.kill(pid, signal.SIGKILL)
         told = source.read()

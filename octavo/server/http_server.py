@@ -8,6 +8,7 @@ import contextlib
 import functools
 import http
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,6 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._unanswered: deque[RequestResponseCycle] = deque()
         self._messages = 0
         self._in_headers = False
         self._header_bytes = 0
@@ -101,6 +103,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
         self._stop_write_timer()
+        for cycle in self._unanswered:  # the library tells the last one only, and another may be under way
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._unanswered.clear()
         super().connection_lost(exc)
         # What refers to itself in a circle is freed by a collection only, and a busy server would have much to collect.
         self.cycle = None  # type: ignore[assignment]  # as it is before the first request
@@ -140,11 +146,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._stop_header_timer()
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
         self.scope["state"]["write_part"] = functools.partial(self._write_part, weakref.ref(self.cycle))
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__ = _Unchunked
 
     def on_response_complete(self) -> None:
+        if self._unanswered:  # the client may have left
+            self._unanswered.popleft()
         super().on_response_complete()
         if self._in_headers and self._answered and not self.transport.is_closing():
             self._start_header_timer()

@@ -75,9 +75,12 @@ class KeyLimits:
         """Tokens that are sure to be used, by a request that has not ended."""
         self._reserved += tokens
 
-    def leave(self, *, reserved: int, used: int) -> None:
-        """A request has ended."""
+    def answered(self) -> None:
+        """A request makes room for the client's next."""
         self._concurrent -= 1
+
+    def leave(self, *, reserved: int, used: int) -> None:
+        """What a request has cost is known."""
         self._reserved -= reserved
         self._tokens.take(used)
 
@@ -88,6 +91,7 @@ class Ticket:
     def __init__(self, limits: KeyLimits) -> None:
         self._limits = limits
         self._reserved = 0
+        self._unanswered = True
         self._open = True
 
     def reserve(self, tokens: int) -> None:
@@ -95,8 +99,15 @@ class Ticket:
         self._reserved += tokens
         self._limits.reserve(tokens)
 
+    def answered(self) -> None:
+        """The client has all of its answer, and may ask again. May be called again."""
+        if self._unanswered:
+            self._unanswered = False
+            self._limits.answered()
+
     def leave(self, used: int) -> None:
         """The request has ended, and this is what it cost in tokens. May be called again."""
+        self.answered()
         if self._open:
             self._open = False
             self._limits.leave(reserved=self._reserved, used=used)

@@ -114,6 +114,8 @@ class Supervisor:
         return self._table.pending_tokens
 
     def submit(self, request: Request, mailbox: Mailbox) -> None:
+        if self._closing:  # as one that was on a thread meanwhile: nobody would settle it
+            raise errors.draining()
         if not self._status.engine_up:
             raise errors.not_ready(self._status.phase)
         if self._is_full(len(request.prompt_token_ids)):
@@ -160,7 +162,8 @@ class Supervisor:
         self._send(Shutdown())
         if not self._status.engine_up:
             self.kill()
-        await asyncio.get_running_loop().run_in_executor(None, reap, self._engine.process)
+        # Others' work may fill the default executor. The spawner has nothing long to do once there was an engine.
+        await asyncio.get_running_loop().run_in_executor(self._spawner, reap, self._engine.process)
 
     def kill(self) -> None:
         """Ends the engine process at once."""

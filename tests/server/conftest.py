@@ -1,5 +1,8 @@
 """A server with a scripted engine, and a real one on a tiny checkpoint."""
 
+import contextlib
+import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,22 @@ from tests.server.tiny import RunningServer, write_tiny_llama
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path / "tokenizer")
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """What is opened meanwhile gets a number that is too high for ``select``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("needs 2048 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    with contextlib.ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        number = 0
+        while number < 1024:
+            number = os.open(os.devnull, os.O_RDONLY)
+            held.callback(os.close, number)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Connections that misbehave: silent, endless, garbled, or not reading. Plain sockets against the real process."""
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.fakes import error_of
+from octavo.server.http_server import make_server
+from tests.server.fakes import Bench, error_of
 from tests.server.test_process import running
 from tests.server.tiny import RunningServer
 
@@ -51,6 +53,33 @@ def post(fields: dict[str, Any], version: str = "1.1") -> bytes:
     body = json.dumps(fields).encode()
     head = f"POST /v1/completions HTTP/{version}\r\nhost: x\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_client_that_leaves_is_noticed_with_a_request_behind_the_one_that_is_answered(
+    tmp_path: Path, behind: int, stream: bool
+) -> None:
+    bench = Bench(tmp_path / "tokenizer")
+    bench.engine.silent = True
+
+    async def scene() -> None:
+        server = make_server(bench.app, bench.service.options)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(post({"prompt": "one", "stream": stream}) * (1 + behind))
+            async with asyncio.timeout(20):
+                while not bench.engine.requests:
+                    await asyncio.sleep(0.01)
+                writer.transport.abort()
+                while not bench.engine.aborted:
+                    await asyncio.sleep(0.01)
+            server.should_exit = True
+            await serving
+
+    asyncio.run(scene())
+    assert len(bench.engine.requests) == 1
 
 
 @pytest.mark.parametrize("data", [b"", b"\r\n", b"GE", b"GET / HTTP/1.1\r\nhost: x\r\nx-ha"])

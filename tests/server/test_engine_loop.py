@@ -1,9 +1,14 @@
 """The engine process's loop and the supervisor's table, each with a script on the other side."""
 
 import asyncio
+import contextlib
+import fcntl
+import os
 import socket
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TextIO
 
 import msgspec
 import pytest
@@ -12,12 +17,14 @@ from octavo.metrics import EngineStats, Histogram, continued
 from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.sampling_params import ParameterError, SamplingParams
-from octavo.server import errors, wire
+from octavo.server import errors, interpreter, wire
 from octavo.server.engine_client import Mailbox, RequestTable
 from octavo.server.engine_process import Channel, EngineLoop, Pulse
+from octavo.server.exit_codes import ENGINE_FAULT
 from octavo.server.framing import FrameReader, WireError
+from octavo.server.log_writer import LogWriter
 from octavo.server.status import STALL_SECONDS, Status
-from octavo.server.wire import Abort, Add, Ended, Refused, Shutdown, Step, Working, frame
+from octavo.server.wire import Abort, Add, Ended, Fatal, Refused, Shutdown, Step, Working, frame
 
 
 def request(name: str, n: int = 1) -> Request:
@@ -71,13 +78,15 @@ class CountingEngine:
 class Peer:
     """The API's end of an engine loop that runs on a thread."""
 
-    def __init__(self, engine: CountingEngine) -> None:
+    def __init__(self, engine: CountingEngine, log: Callable[[str], None] | None = None) -> None:
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(10)
+        self.logged: list[str] = []
         self.ended: list[BaseException | None] = []
         self._reader, self._decode = FrameReader(), wire.from_engine_decoder().decode
         self._messages: list[wire.FromEngine] = []
-        self._thread = threading.Thread(target=self._run, args=(EngineLoop(engine, Channel(theirs)),), daemon=True)
+        loop = EngineLoop(engine, Channel(theirs), log or self.logged.append)
+        self._thread = threading.Thread(target=self._run, args=(loop,), daemon=True)
         self._thread.start()
 
     def _run(self, loop: EngineLoop) -> None:
@@ -141,13 +150,65 @@ def test_the_last_step_brings_the_statistics_of_an_idle_engine(peer: Peer) -> No
     assert last.stats is not None and last.stats.num_running == 0
 
 
-def test_one_bad_request_is_refused_alone(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_bad_request_is_refused_alone(peer: Peer) -> None:
     peer.receive()
     peer.send(Add(request("never")), Add(request("broken")), Add(request("good")))
     never, broken = peer.receive(), peer.receive()
     assert never == Refused(request_id="never", message="needs 9 blocks, there are 4", param="max_tokens")
     assert isinstance(broken, Refused) and broken.internal and "detail" not in broken.message
     assert peer.until_last_delta("good")
+    assert len(peer.logged) == 1 and broken.message in peer.logged[0] and "internal detail" in peer.logged[0]
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[TextIO]:
+    """The end to write to of a pipe that nobody reads, and that has no room."""
+    reading, writing = os.pipe()
+    size = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writing, bytes(size))
+    with contextlib.suppress(BrokenPipeError), open(writing, "w", encoding="utf-8") as stream:
+        yield stream
+        os.close(reading)
+
+
+def test_nobody_waits_for_who_reads_of_a_refusal(engine: CountingEngine, full_pipe: TextIO) -> None:
+    peer = Peer(engine, LogWriter(full_pipe, str).write)
+    peer.receive()
+    peer.send(Add(request("broken")), Add(request("good")))
+    assert isinstance(peer.receive(), Refused)
+    assert peer.until_last_delta("good")
+
+
+def test_an_engine_that_fails_ends_whoever_reads_of_it(full_pipe: TextIO) -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(30)
+    process = subprocess.Popen(
+        interpreter.command("octavo.server.engine_process", str(theirs.fileno())),
+        pass_fds=[theirs.fileno()],
+        stderr=full_pipe,
+        env=interpreter.environment(),
+    )
+    theirs.close()
+    try:
+        ours.sendall(frame(Shutdown()))  # which is no way to begin
+        body = next(iter(FrameReader().feed(ours.recv(1 << 16))))
+        message = wire.from_engine_decoder().decode(body)
+        assert isinstance(message, Fatal) and message.kind == "engine"
+        assert process.wait(30) == ENGINE_FAULT
+    finally:
+        process.kill()
+        process.wait()
+        ours.close()
+
+
+@pytest.mark.usefixtures("many_files")
+def test_the_number_of_the_socket_does_not_matter(engine: CountingEngine) -> None:
+    peer = Peer(engine)
+    assert peer.sock.fileno() >= 1024
+    peer.send(Add(request("a")))
+    assert peer.until_last_delta("a")
+    peer.sock.close()
+    assert isinstance(peer.join(), EOFError)
 
 
 def test_aborts_reach_the_engine(peer: Peer, engine: CountingEngine) -> None:

@@ -177,6 +177,33 @@ def test_closing_ends_what_is_being_compiled() -> None:
     wait_until_gone([*lanes, *compiling])
 
 
+def test_closing_while_the_process_starts_is_no_error_of_it() -> None:
+    def vocabulary() -> Vocabulary:
+        process.close()
+        return VOCABULARY
+
+    process = GrammarProcess(vocabulary, lanes=2)
+    with pytest.raises(ProcessClosed):
+        process.ask(0, question(form("a+")))
+
+
+def test_a_closed_lane_takes_no_question() -> None:
+    asked = Asked()
+    lane = asked.lane()
+    lane.close()
+    with pytest.raises(ProcessClosed):
+        lane.submit(form("late"), "")
+    assert lane._count == 0 and not lane._waiting
+
+
+@pytest.mark.usefixtures("many_files")
+def test_the_numbers_of_the_sockets_do_not_matter() -> None:
+    process = GrammarProcess(lambda: VOCABULARY, lanes=2)
+    assert process.ask(0, question(form("a+"))) == process.ask(1, question(form("a+"))) == Verdict()
+    assert process.ask(1, question(StructuredOutputsParams(json=SLOW), seconds=30.0, wall_seconds=0.05)).cut == "late"
+    process.close()
+
+
 @pytest.mark.parametrize("niceness", [0, 10, 19])
 def test_a_compilation_gives_way(niceness: int) -> None:
     """Its thread counts, and that is made after the priority is lowered."""

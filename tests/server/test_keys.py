@@ -440,6 +440,25 @@ def test_of_a_whole_answer_all_beams_are_charged_and_other_outputs_as_they_are_t
     assert [line["output_tokens"] for line in lines_of(books)] == [*told[:3], 40] and told[3] < 40
 
 
+def test_who_has_an_answer_may_ask_again_whenever_its_cost_is_known(tmp_path: Path) -> None:
+    bench, books = booked(tmp_path, key("u", max_concurrency=1))
+    bench.engine.account_delay = 0.2
+
+    async def scene() -> None:
+        body = {"prompt": [5, 6], "max_tokens": 20, "stop": ["two"]}
+        first, second = (Exchange(bench.app, "POST", COMPLETIONS, body, headers=bearer("u")) for _ in range(2))
+        task = asyncio.create_task(first.run())
+        while not first.body:
+            await asyncio.sleep(0)
+        assert not task.done()
+        await second.run()
+        await task
+        assert (first.status, second.status) == (200, 200)
+
+    asyncio.run(scene())
+    assert len(lines_of(books)) == 2 and ask(bench, "u")[0] == 200
+
+
 def test_cached_tokens_are_those_of_all_prompts(tmp_path: Path) -> None:
     bench, books = booked(tmp_path, key("u"))
     ask(bench, "u", prompt=[[5, 6, 7, 8], [5, 6, 7, 9]])

@@ -62,7 +62,7 @@ class OneStep:
 
 def sent_for(*deltas: TokenDelta) -> list[Any]:
     both: Any = OneStep(list(deltas))
-    EngineLoop(both, both)._step()
+    EngineLoop(both, both, print)._step()
     sent: list[Any] = both.sent
     return sent
 

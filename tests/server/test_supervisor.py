@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -180,6 +181,34 @@ def test_an_engine_that_loads_is_told_of_no_abort(monkeypatch: pytest.MonkeyPatc
         metrics = RequestMetrics(arrival_time=0.0, num_swaps=3)
         engine.say(Ended(request_id="kept", metrics=metrics))
         assert await kept.accounts(5) == [metrics]
+
+    play(scene)
+
+
+def test_a_request_that_comes_after_the_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch)
+        await stage.begin()
+        await stage.supervisor.close()
+        with pytest.raises(ApiError) as told:
+            stage.supervisor.submit(request("late"), Mailbox())
+        assert told.value.status == 503 and "shutting down" in str(told.value)
+        assert stage.supervisor.pending == 0
+
+    play(scene)
+
+
+def test_the_end_does_not_wait_for_the_work_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage, loop, go_on = Stage(monkeypatch), asyncio.get_running_loop(), threading.Event()
+        await stage.begin()
+        loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
+        rendering = loop.run_in_executor(None, go_on.wait)
+        try:
+            await asyncio.wait_for(stage.supervisor.close(), 2)
+        finally:
+            go_on.set()
+            await rendering
 
     play(scene)
 
