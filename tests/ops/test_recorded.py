@@ -242,29 +242,6 @@ def test_a_failure_is_told_by_the_graph_that_failed() -> None:
     assert len(replay(graph, BATCHES[0])) > 0
 
 
-def test_a_child_process_waits_for_no_thread_of_its_parent() -> None:
-    """There is none in it; it would wait for ever when it ends."""
-    script = """
-import os, sys
-from tests.ops.test_recorded import BATCHES, CAPACITY, CpuBackend, Tiny
-
-model = Tiny(CpuBackend(compute_dtype="float32", num_threads=2), "dense")
-graph = model.backend.capture(model.forward, CAPACITY)
-for _ in range(40):
-    graph.start(BATCHES[4])
-    for _ in range(2000):
-        pass
-    child = os.fork()
-    if not child:
-        sys.exit(3)
-    graph.result()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-"""
-    package, tests = Path(_native.__file__).parents[1], Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{tests}"}
-    subprocess.run([sys.executable, "-c", script], env=environment, timeout=60, check=True)
-
-
 def test_a_graph_keeps_what_it_needs_alive() -> None:
     def capture() -> Graph:
         model = Tiny(CpuBackend(compute_dtype="float32", num_threads=2), "int8")

@@ -4,7 +4,6 @@ Owns the arrays that a replay copies its batch into and the results that it leav
 of the eager path: a replay runs the very same code and gives the same bits. One caller at a time.
 """
 
-import os
 import weakref
 from typing import TYPE_CHECKING
 
@@ -42,7 +41,7 @@ class RecordedForward:
             self._results = forward(batch)
         finally:
             device.end_recording()
-        weakref.finalize(self, _wait, device, os.getpid())
+        weakref.finalize(self, device.wait)  # at exit, too: a thread that still computes must not outlive the interpreter
 
     def start(self, batch: Batch) -> None:
         inputs: list[np.ndarray] = [
@@ -61,10 +60,3 @@ class RecordedForward:
         self._device.finish(self._program)
         self._lanes.took(self._program.seconds)
         return tuple(self._program.trimmed(result) for result in self._results)
-
-
-def _wait(device: "_native.Device", process: int) -> None:
-    """At exit, too: a thread that still computes must not outlive the interpreter. In a child of the process there is no such
-    thread, and waiting for it would never end."""
-    if os.getpid() == process:
-        device.wait()
