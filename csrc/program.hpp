@@ -85,8 +85,8 @@ public:
 
     // Arrays to be copied in, in the order in which the inputs were made, checked.
     std::vector<Array> check_inputs(const std::vector<nb::object>& arrays) const;
-    // Copies them in. Needs no interpreter lock, nor does run(), which throws nothing: see rethrow(). cuts: of each group of inputs, where its rows are cut into lanes, as
-    // often in each; nothing: they are not.
+    // Copies them in. Needs no interpreter lock, nor does run(), which throws nothing: see rethrow(). cuts: of each group of inputs,
+    // where its rows are cut into lanes, as often in each; nothing: they are not.
     void load(const std::vector<Array>& inputs, const Cuts& cuts);
     void run(ThreadPool& pool);
     // Throws what went wrong in the last run, once.

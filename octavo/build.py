@@ -15,7 +15,7 @@ import msgspec
 from octavo.backends.base import Backend, BatchCapacity, KVCache, KVCacheSpec
 from octavo.build_memory import check_context_fits, check_weights_fit, resolve_num_blocks, resolve_swap_space
 from octavo.build_packed import PackingBackend, WeightsToKeep, find_packed
-from octavo.config import ConfigError, EngineConfig, ModelConfig
+from octavo.config import ConfigError, ContextTooLongError, EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
 from octavo.engine.grammar import GrammarSource
 from octavo.engine.scheduler import Scheduler
@@ -455,11 +455,11 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     """The longest sequence in tokens.
 
     Raises:
-        ConfigError: more than the model's positions were asked for.
+        ContextTooLongError: more than the model's positions were asked for.
     """
     limit = _most_positions(model)
     if config.max_model_len is not None and config.max_model_len > limit:
-        raise ConfigError(
+        raise ContextTooLongError(
             f"--max-model-len {config.max_model_len} is more than the {limit} positions that the model was made for"
         )
     return config.max_model_len or model.max_position_embeddings

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from octavo.backends.base import KVCacheSpec
-from octavo.config import ConfigError, EngineConfig, ModelConfig
+from octavo.config import ConfigError, EngineConfig, KVCacheTooLargeError, ModelConfig
 from octavo.layers.loader import WeightFormat
 from octavo.models import matrix_sizes
 
@@ -111,7 +111,8 @@ def check_context_fits(config: EngineConfig, spec: KVCacheSpec, *, max_model_len
     ``memory`` is what this process can use, ``weight_bytes`` what weights are of it at least.
 
     Raises:
-        ConfigError: one sequence of ``max_model_len`` would be more than that; the message names a command that would work.
+        KVCacheTooLargeError: one sequence of ``max_model_len`` would be more than that; the message names a command that would
+            work.
     """
     blocks = -(-max_model_len // config.block_size)
     if weight_bytes + blocks * _bytes_per_block(spec) <= memory:
@@ -120,7 +121,7 @@ def check_context_fits(config: EngineConfig, spec: KVCacheSpec, *, max_model_len
     advice = "Lower --max-model-len, or free memory"
     if room is not None:
         advice = f"This would work: {_command(config, **_POOL_BY_SHARE, **room)}"
-    raise ConfigError(
+    raise KVCacheTooLargeError(
         f"one sequence of {max_model_len} tokens needs {blocks * spec.bytes_per_block / 2**30:.1f} GiB of KV cache, and "
         f"beside the weights {(memory - weight_bytes) / 2**30:.1f} GiB of memory are left. {advice}"
     )
@@ -169,8 +170,8 @@ def resolve_num_blocks(config: EngineConfig, spec: KVCacheSpec, *, max_model_len
     ``memory`` is what this process could use before it loaded ``weight_bytes`` of weights.
 
     Raises:
-        ConfigError: one sequence of ``max_model_len`` would not fit; the message names commands that would work. Or what was
-            asked for is more than the memory that the weights leave.
+        ConfigError: one sequence of ``max_model_len`` would not fit; the message names commands that would work.
+        KVCacheTooLargeError: what was asked for is more than the memory that the weights leave.
     """
     per_sequence = -(-max_model_len // config.block_size)
     if config.num_gpu_blocks_override is not None:
@@ -185,7 +186,7 @@ def resolve_num_blocks(config: EngineConfig, spec: KVCacheSpec, *, max_model_len
         raise ConfigError(_pool_too_small(config, spec, num_blocks, max_model_len, memory, weight_bytes))
     if num_blocks * spec.bytes_per_block > memory - weight_bytes:
         flag = "--kv-cache-memory-bytes" if config.num_gpu_blocks_override is None else "--num-gpu-blocks-override"
-        raise ConfigError(
+        raise KVCacheTooLargeError(
             f"{flag} asks for {num_blocks * spec.bytes_per_block / 2**30:.1f} GiB of KV cache, and beside the weights "
             f"{max(0, memory - weight_bytes) / 2**30:.1f} GiB of memory are left: ask for less"
         )

@@ -26,6 +26,14 @@ class ConfigError(ValueError):
     """The configuration cannot work. The message is one line and says what to change."""
 
 
+class ContextTooLongError(ConfigError):
+    """Sequences were asked for that are longer than the model was made for."""
+
+
+class KVCacheTooLargeError(ConfigError):
+    """Keys and values were asked for that memory does not hold beside the weights."""
+
+
 def configured(struct: type[T], values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> T:
     """``values`` as a configuration of that type, checked. Raises ``ConfigError``, naming the field, or what ``places`` calls
     it."""

@@ -8,26 +8,11 @@ from typing import Any
 
 import msgspec
 
+from octavo.bench.serve.events import Choice, decode_event, error_text
 from octavo.config import ConfigError
 from octavo.server_url import server_url
 
 _TIMEOUT = 600.0
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    delta: _Delta | None = None
-
-
-class _Event(msgspec.Struct):
-    """What is read of one event; servers say more."""
-
-    choices: list[_Choice] | None = None
-    error: Any = None
 
 
 class RemotePartner:
@@ -58,7 +43,7 @@ class RemotePartner:
                 if choice.text:
                     yield choice.text
 
-    def _choices(self, route: str, said: Mapping[str, Any]) -> Generator[_Choice]:
+    def _choices(self, route: str, said: Mapping[str, Any]) -> Generator[Choice]:
         """Those of every event, as they come, until the server says that the answer is whole."""
         body = json.dumps({**self._fields, "model": self._model, **said, "stream": True})
         connection = self._connect()
@@ -70,9 +55,9 @@ class RemotePartner:
                     continue
                 if data == b"[DONE]":
                     return
-                event = msgspec.json.decode(data, type=_Event)
+                event = decode_event(data)
                 if event.error is not None:
-                    raise ConfigError(f"the server stopped: {_message(data)}")
+                    raise ConfigError(f"the server stopped: {error_text(data)}")
                 yield from event.choices or ()
             raise ConfigError(f"the connection to {self._parts.netloc} broke before the end of the answer")
         except ConfigError:
@@ -107,13 +92,5 @@ class RemotePartner:
         except OSError as error:
             raise ConfigError(f"--url: cannot reach {self._parts.netloc}: {error}") from None
         if response.status != 200:
-            raise ConfigError(f"{self._parts.netloc} answered {response.status}: {_message(response.read())}")
+            raise ConfigError(f"{self._parts.netloc} answered {response.status}: {error_text(response.read())}")
         return response
-
-
-def _message(body: bytes) -> str:
-    try:
-        error = json.loads(body)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, LookupError, TypeError):
-        return body[:200].decode(errors="replace")

@@ -282,8 +282,7 @@ class Supervisor:
         if not self._count_crash(reason):
             return
         if refused:  # what it lacks now, as memory that others have taken, it had before
-            self._log.error("engine_crash", f"the engine cannot be started ({reason}); trying again in {RETRY_SECONDS:g} s")
-            await asyncio.sleep(RETRY_SECONDS)
+            await self._wait_to_try_again(reason)
         else:
             self._log.error("engine_crash", f"the engine stopped ({reason}); starting it again")
         await self._start_again(config)
@@ -307,8 +306,11 @@ class Supervisor:
                 reason = (error.strerror or str(error)).lower()
             if not self._count_crash(f"it cannot be started: {reason}"):
                 return
-            self._log.error("engine_crash", f"the engine cannot be started ({reason}); trying again in {RETRY_SECONDS:g} s")
-            await asyncio.sleep(RETRY_SECONDS)
+            await self._wait_to_try_again(reason)
+
+    async def _wait_to_try_again(self, reason: str) -> None:
+        self._log.error("engine_crash", f"the engine cannot be started ({reason}); trying again in {RETRY_SECONDS:g} s")
+        await asyncio.sleep(RETRY_SECONDS)
 
     async def _start_successor(self, config: EngineConfig) -> None:
         successor = await asyncio.get_running_loop().run_in_executor(self._spawner, EngineProcess.spawn)

@@ -4,10 +4,9 @@ import asyncio
 import json
 import math
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from octavo.bench.serve.tokens import ServerApi, ServerTokens
 from octavo.config import ConfigError
 from octavo.tokenizer import Tokenizer
 from tests.server.tiny import RunningServer, write_tiny_llama
+from tests.serving import serving
 from tests.tokenizer.small import byte_level_directory
 
 RESULT_KEYS = [
@@ -495,15 +495,8 @@ def mortal(answers: int, *, says_usage: bool = True) -> Iterator[str]:
             usage = {"usage": {"completion_tokens": 2, "prompt_tokens": 3}} if says_usage else {}
             self.say(event(choices=[{"text": "a b"}], **usage) + b"data: [DONE]\n\n")
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{httpd.server_port}"
-    finally:
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join()
+    with serving(Handler) as url:
+        yield url
 
 
 def sweep_of(url: str) -> list[str]:

@@ -1,13 +1,13 @@
 """What servers stream, ours or others', as ``octavo chat`` and ``octavo complete`` read it."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from octavo import cli
+from tests.serving import serving
 
 WHOLE = b'data: {"choices": [{"text": "one", "delta": {"content": "one"}}]}\n\ndata: [DONE]\n\n'
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -24,14 +24,8 @@ def answering(answer: bytes) -> Iterator[str]:
             self.rfile.read(int(self.headers["content-length"]))
             self.wfile.write(answer)
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler) as address:
+        yield f"{address}/v1"
 
 
 def asked(command: str, stream: bytes, *, head: bytes = b"HTTP/1.0 200 OK\r\n\r\n") -> int:

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
+
+from tests.serving import serving
 
 COMMIT = "a" * 40
 OLDER = "b" * 40
@@ -47,15 +48,8 @@ def serve(hub: Hub) -> Iterator[Hub]:
         def log_message(self, format: str, *args: object) -> None:
             """Quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with serving(Handler) as hub.endpoint:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 Response = tuple[int, dict[str, str], bytes]

@@ -20,7 +20,7 @@ from octavo.bench.roofline.table import text
 from octavo.bench.roofline.timed import TimedBackend
 from octavo.bench.roofline.work import Precision
 from octavo.build import Parts, load_parts
-from octavo.config import ConfigError, EngineConfig
+from octavo.config import ConfigError, ContextTooLongError, EngineConfig, KVCacheTooLargeError
 
 ROUNDS = 8
 
@@ -101,13 +101,11 @@ def run(config: EngineConfig, options: RooflineOptions) -> RooflineResult:
 def _load(config: EngineConfig, options: RooflineOptions, around: Callable[[Backend], Backend]) -> Parts:
     try:
         parts = load_parts(config, around=around)
-    except ConfigError as error:
-        if "GiB of KV cache" in str(error):
-            raise ConfigError(
-                f"lower --batch-size {max(options.batch_size)} or --context-len {options.context_len}: {error}"
-            ) from error
-        if "positions" not in str(error):
-            raise
+    except KVCacheTooLargeError as error:
+        raise ConfigError(
+            f"lower --batch-size {max(options.batch_size)} or --context-len {options.context_len}: {error}"
+        ) from error
+    except ContextTooLongError as error:
         raise ConfigError(
             f"--context-len {options.context_len} with --num-iters {options.num_iters} or --prefill {options.prefill} makes "
             f"sequences of {config.max_model_len} tokens, more than the model was made for: lower one of them"

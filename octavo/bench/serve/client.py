@@ -10,47 +10,16 @@ import ssl
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import cast
 
 import httptools
 import msgspec
 
+from octavo.bench.serve.events import Choice, decode_event, error_text
+
 _LONGEST_ERROR = 2000
 _LONGEST_LINE = 64 << 20
 TIMEOUT = 6 * 3600.0
-
-
-class Delta(msgspec.Struct, gc=False):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-
-
-class Choice(msgspec.Struct, gc=False):
-    text: str | None = None
-    delta: Delta | None = None
-
-    @property
-    def new_text(self) -> str:
-        if self.delta is None:
-            return self.text or ""
-        return self.delta.content or self.delta.reasoning or self.delta.reasoning_content or ""
-
-
-class UsageCounts(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class Event(msgspec.Struct, gc=False):
-    """What is read of one event; servers say more."""
-
-    choices: list[Choice] | None = None
-    usage: UsageCounts | None = None
-    error: Any = None
-
-
-_decode = msgspec.json.Decoder(Event).decode
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -108,7 +77,7 @@ class _Answer:
         if data == b"[DONE]":
             self.done = True
             return
-        event = _decode(data)
+        event = decode_event(data)
         if event.error is not None:
             self._failure = error_text(msgspec.json.encode({"error": event.error}))
         if event.choices:
@@ -268,12 +237,3 @@ def _tls(insecure: bool) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def error_text(body: bytes) -> str:
-    """The message of an error answer, whatever its shape."""
-    try:
-        error = msgspec.json.decode(body)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
-    except (msgspec.DecodeError, LookupError, TypeError):
-        return body[:200].decode(errors="replace")
