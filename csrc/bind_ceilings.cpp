@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "ceilings_measure.hpp"
+#include "unlocked.hpp"
 
 namespace nb = nanobind;
 
@@ -24,14 +25,14 @@ void check_limits(int num_threads, double seconds) {
 
 double read_bandwidth(const std::string& isa, int num_threads, const std::vector<int>& cores, int64_t num_bytes, double seconds) {
     check_limits(num_threads, seconds);
-    nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     return measure_read(isa, {num_threads, cores}, num_bytes, seconds);
 }
 
 std::pair<std::string, double> peak(const std::string& isa, int num_threads, const std::vector<int>& cores,
                                     const std::string& arithmetic, double seconds, const std::string& integer_kernels) {
     check_limits(num_threads, seconds);
-    nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     const PeakKernel& kernel = peak_kernel(isa, integer_kernels, arithmetic);
     return {kernel.instruction, measure_peak(kernel, {num_threads, cores}, seconds)};
 }

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "dequantize.hpp"
+#include "unlocked.hpp"
 
 namespace nb = nanobind;
 
@@ -36,7 +37,7 @@ BlockFormat checked_format(int type, size_t bytes, size_t values) {
 template <class T>
 void checked(int type, Bytes data, Values<T> out, int num_threads) {
     const BlockFormat format = checked_format(type, data.size(), out.size());
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     dequantize(type, data.data(), out.size() / format.elements, out.data(), num_threads);
 }
 
@@ -50,7 +51,7 @@ bool checked_split(int type, Bytes data, Values<uint8_t> values, Values<uint16_t
     check(scales.size() == elements / format.inputs && minimums.has_value() == (format.minimums || format.offset) &&
               (!minimums || minimums->size() == scales.size()),
           "scales and minimums must fit the type");
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     return split_blocks(type, data.data(), blocks, values.data(), packed, scales.data(), minimums ? minimums->data() : nullptr, num_threads);
 }
 

@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "cpu_features.hpp"
+#include "unlocked.hpp"
 
 namespace octavo {
 
@@ -77,7 +78,7 @@ void quantize(Matrix<T> matrix, Output<uint8_t> values, Output<uint16_t> scales,
                                    std::is_same_v<T, uint16_t>, minimums ? 4 : 8};
     QuantizeProblem problem;
     {
-        nb::gil_scoped_release unlocked;
+        const Unlocked unlocked;
         problem = quantize_groups(args, static_cast<int64_t>(rows * columns / kGroup), kernels, num_threads);
     }
     check(problem != QuantizeProblem::not_finite, "a weight is infinite or not a number");

@@ -52,6 +52,7 @@ void bind_heads(nb::module_& m) {
 } // namespace
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false); // a thread that the interpreter's end has stopped (unlocked.hpp) keeps what it uses
     import_numpy();
     m.def("cpu_features", &cpu_features);
     m.def("tunings", [] { return std::vector<std::string>(std::begin(kTunings), std::end(kTunings)); });

@@ -84,7 +84,7 @@ public:
     // cuts: see Program::load.
     void start(Program& program, const std::vector<nb::object>& inputs, const Program::Cuts& cuts);
     void finish(Program& program);
-    // Until nothing runs that was started, whatever came of it.
+    // Until nothing runs that was started, whatever came of it. In a forked process nothing does.
     void wait();
 
     std::unique_ptr<PackedWeight> pack(nb::sequence matrices, bool gated);

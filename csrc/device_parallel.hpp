@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "device.hpp"
+#include "unlocked.hpp"
 
 namespace octavo {
 
@@ -25,7 +27,8 @@ template <class Object> void Device::hold(const Object& object) {
 }
 
 template <class Body> void Device::run(Body&& body) {
-    nb::gil_scoped_release unlocked;
+    if (!pool_.is_whole()) throw std::runtime_error("a forked process has none of the model's threads: make the model in the process that uses it");
+    const Unlocked unlocked;
     std::lock_guard<std::mutex> lock(busy_);
     FlushDenormals flush;
     pool_.finish();

@@ -60,12 +60,13 @@ void Device::start(Program& program, const std::vector<nb::object>& inputs, cons
 }
 
 void Device::finish(Program& program) {
-    wait();
+    run([] {});
+    running_.reset();
     program.rethrow();
 }
 
 void Device::wait() {
-    run([] {});
+    if (pool_.is_whole()) run([] {});
     running_.reset();
 }
 

@@ -88,7 +88,7 @@ void KVBlocks::find_pages() {
 
 KVBlocks::~KVBlocks() {
     stopping_ = true;
-    if (populating_.joinable()) populating_.join();
+    if (populating_.joinable()) join(populating_, process_);
 }
 
 // The first blocks of every layer, a huge page at a time.

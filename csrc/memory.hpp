@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "kernels.hpp"
+#include "process.hpp"
 
 namespace octavo {
 
@@ -54,6 +55,7 @@ private:
     void populate();
 
     std::atomic<bool> stopping_{false};
+    const Process process_;
     std::thread populating_;
 };
 

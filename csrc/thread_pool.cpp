@@ -68,7 +68,7 @@ void ThreadPool::stop() {
     stopping_ = true;
     ++wakes_;
     wakes_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
+    for (std::thread& worker : workers_) join(worker, process_);
 }
 
 void ThreadPool::wake() {

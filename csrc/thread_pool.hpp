@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "duty.hpp"
+#include "process.hpp"
 
 namespace octavo {
 
@@ -27,6 +28,8 @@ public:
     ThreadPool& operator=(const ThreadPool&) = delete;
 
     int size() const { return size_; }
+    // Whether its threads are there. In a process that was forked from its own they are not, and nothing can be run.
+    bool is_whole() const { return workers_.empty() || process_.is_this(); }
     // The threads that take part in what is run here: `team` of them from `first` on.
     int team() const { return apart_ < 0 ? size() : 1; }
     int first() const { return apart_ < 0 ? 0 : apart_; }
@@ -111,6 +114,7 @@ private:
     void wake();
     void stop();
 
+    const Process process_;
     const int size_; // workers ask for it while others of them are still being made
     static constexpr int64_t kTaken = -1;
     // Pauses, a hundred microseconds or less, and some milliseconds.

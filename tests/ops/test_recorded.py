@@ -31,6 +31,15 @@ KINDS: dict[str, Callable[[np.ndarray], Layout]] = {
 }
 
 
+def run_alone(script: str, directory: Path) -> tuple[int, str, str]:
+    """How a process that runs it ends, and what it says."""
+    package, tests = Path(_native.__file__).parents[1], Path(__file__).parents[2]  # the one that is tested, installed or not
+    environment = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{tests}"}
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script]  # of forks beside threads
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
 class Tiny:
     """Two layers of every op that a forward may record, over one cache."""
 
@@ -220,11 +229,58 @@ model = Tiny(CpuBackend(compute_dtype="float32", num_threads=2), "dense")
 graph = model.backend.capture(model.forward, CAPACITY)
 graph.start(BATCHES[4])
 """
-    package, tests = Path(_native.__file__).parents[1], Path(__file__).parents[2]  # the one that is tested, installed or not
-    environment = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{tests}"}
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert run_alone(script, tmp_path) == (0, "", "")
+
+
+def test_an_interpreter_that_ends_while_a_daemon_thread_computes(tmp_path: Path) -> None:
+    script = """
+import threading
+from tests.ops.test_recorded import BATCHES, CAPACITY, CpuBackend, Tiny
+
+model = Tiny(CpuBackend(compute_dtype="float32", num_threads=2), "dense")
+graph = model.backend.capture(model.forward, CAPACITY)
+begun = threading.Event()
+
+def compute() -> None:
+    while True:
+        graph.start(BATCHES[4])
+        graph.result()
+        begun.set()
+
+threading.Thread(target=compute, daemon=True).start()
+begun.wait()
+"""
+    for _ in range(3):
+        assert run_alone(script, tmp_path) == (0, "", "")
+
+
+def test_a_forked_process_computes_nothing_and_ends(tmp_path: Path) -> None:
+    """It has none of the threads that it would wait for."""
+    script = """
+import os, signal, sys
+from tests.ops.test_recorded import BATCHES, CAPACITY, CpuBackend, Tiny
+
+model = Tiny(CpuBackend(compute_dtype="float32", num_threads=3), "dense")
+graph = model.backend.capture(model.forward, CAPACITY)
+for i in range(60):
+    graph.start(BATCHES[4])
+    for _ in range(i * 37 % 2000):
+        pass
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        for use in (graph.result, lambda: graph.start(BATCHES[4])):
+            try:
+                use()
+            except RuntimeError as error:
+                assert "forked process" in str(error)
+            else:
+                sys.exit(4)
+        sys.exit(3)
+    graph.result()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+"""
+    assert run_alone(script, tmp_path) == (0, "", "")
 
 
 def test_a_failure_is_told_by_the_graph_that_failed() -> None:
