@@ -27,7 +27,9 @@ template <class Object> void Device::hold(const Object& object) {
 }
 
 template <class Body> void Device::run(Body&& body) {
-    if (!pool_.is_whole()) throw std::runtime_error("a forked process has none of the model's threads: make the model in the process that uses it");
+    if (!pool_.is_whole()) {
+        throw std::runtime_error("a forked process has none of the model's threads: make the model in the process that uses it");
+    }
     const Unlocked unlocked;
     std::lock_guard<std::mutex> lock(busy_);
     FlushDenormals flush;

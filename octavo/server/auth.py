@@ -46,7 +46,7 @@ class Client:
 
 
 class Keyring:
-    """The keys that open this server."""
+    """The keys that open this server; ``is_open``: it needs none."""
 
     def __init__(self, keys: tuple[str, ...] = (), *, path: str | None = None) -> None:
         self._path = path
@@ -55,7 +55,7 @@ class Keyring:
         self._everyone = Client(everyone, KeyLimits(everyone), named=False)
         self._plain = [(digest_of(key.encode()), self._everyone) for key in keys]
         self._clients = self._plain
-        self._open = not keys and path is None
+        self.is_open = not keys and path is None
         self.reload()
 
     @staticmethod
@@ -87,7 +87,7 @@ class Keyring:
 
     def identify(self, authorization: bytes | None) -> Client | None:
         """The owner of the key in an ``Authorization`` header's value, ``Bearer KEY``; None for nobody that is known."""
-        if self._open:
+        if self.is_open:
             return self._everyone
         scheme, _, key = (authorization or b"").partition(b" ")
         digest = digest_of(key.strip())

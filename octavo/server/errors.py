@@ -105,6 +105,11 @@ def forbidden(role: str) -> ApiError:
     return ApiError(403, f"This API key has the role `{role}`, which may not use this route.")
 
 
+def foreign_page() -> ApiError:
+    message = "This server asks for no key, so web pages of other names may not use it; --allowed-origins names those that may."
+    return ApiError(403, message, param="origin")
+
+
 def limited(name: str, limit: int, seconds: float) -> ApiError:
     """A limit of the client's key; ``seconds`` until it is worth another try."""
     wait = min(3600, max(1, math.ceil(seconds)))

@@ -21,6 +21,7 @@ from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
 from octavo.server.options import ServerOptions
+from octavo.server.origins import may_post
 from octavo.server.protocol import MAX_ID
 from octavo.server.rate_limits import Ticket
 from octavo.server.request_log import Log
@@ -56,6 +57,7 @@ class Gate:
         self._generating = generating
         self._max_header_bytes = options.max_header_bytes
         self._inject_faults = options.inject_faults
+        self._pages = options.allowed_origins if keys.is_open and not options.insecure_no_auth else None
         self._metrics = metrics
         self._log = log
 
@@ -87,6 +89,8 @@ class Gate:
                 raise errors.malformed(f"X-Request-Id must be 1 to {MAX_ID} printable ASCII characters.", "x-request-id")
             passage.request_id = given
             scope["state"]["request_id"] = given.decode()
+        if self._pages is not None and scope["method"] == "POST" and not may_post(known.get(b"origin", b""), self._pages):
+            raise errors.foreign_page()
         if scope["path"] not in PROBES:
             self._admit_client(scope, passage, known.get(b"authorization"))
 

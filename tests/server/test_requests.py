@@ -1,6 +1,7 @@
 """What the engine is asked: defaults, clamps, prompts, scopes; and the routes that are not about generating."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,37 @@ def test_web_pages_may_call_where_they_are_let(tmp_path: Path) -> None:
     assert status == 405 and "access-control-allow-origin" not in headers
     with pytest.raises(ConfigError, match="--allowed-origins"):
         ServerOptions(allowed_origins=('["*"]',)).check()
+
+
+@pytest.mark.parametrize(
+    ("origin", "may"),
+    [
+        ("http://site.example:8000", False),  # the server's own page, to a browser that was told so by the site's name server
+        ("https://site.example", False),
+        ("http://localhost.site.example", False),
+        ("http://[::1", False),
+        ("http://localhost:3000", True),
+        ("http://ui.localhost.", True),
+        ("http://127.0.0.1:8000", True),
+        ("http://[::1]:8000", True),
+        ("http://192.168.1.7", True),
+        ("chrome-extension://abcdef", True),
+        ("app://notes", True),
+        ("null", True),
+        ("https://page.example", True),
+    ],
+)
+def test_pages_of_other_names_do_not_post_to_a_server_without_keys(tmp_path: Path, origin: str, may: bool) -> None:
+    options = ServerOptions(allowed_origins=("https://page.example",))
+    ask = partial(Bench.call, method="POST", path=COMPLETIONS, body={"prompt": "hi"}, headers={"origin": origin})
+    status, _, body = ask(Bench(tmp_path / "tokenizer", options))
+    if may:
+        assert status == 200
+    else:
+        error = error_of(status, body)
+        assert (error["code"], error["param"]) == (403, "origin") and "--allowed-origins" in error["message"]
+        for open_to_it in (ServerOptions(allowed_origins=("*",)), ServerOptions(insecure_no_auth=True)):
+            assert ask(Bench(tmp_path / "other", open_to_it))[0] == 200
 
 
 def test_fields_of_other_servers_at_their_defaults_change_nothing(tmp_path: Path) -> None:
