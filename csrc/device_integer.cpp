@@ -42,7 +42,7 @@ IntegerCut cut_integer(const IntegerKernels& kernels, const IntegerLinearArgs& a
     const double block_ns = std::max(static_cast<double>(block_bytes) / 25, products / 350);
     const auto worthwhile = static_cast<int64_t>(block_ns * static_cast<double>(blocks) / kUnitNanoseconds);
     const int64_t wanted = std::clamp<int64_t>(worthwhile / threads, 1, kUnitsPerThread) * threads;
-    const int64_t largest = a.rows > 16 ? std::max<int64_t>(1, kPanelBytes / block_bytes) : blocks;
+    const int64_t largest = std::max<int64_t>(1, a.rows > 16 ? kPanelBytes / block_bytes : blocks);
     int64_t panel = divide_up(std::clamp<int64_t>(divide_up(blocks * row_chunks * parts, wanted), 1, largest), together) * together;
     // Or a shorter one with which threads end together, as those do that have a part each.
     const auto most_of_a_thread = [&](int64_t size) { return divide_up(divide_up(blocks, size) * row_chunks, threads) * size; };

@@ -254,7 +254,7 @@ struct KernelTable {
     void (*block_maxima)(const float* x, int64_t n, float* maxima);
     // Those that are not below `least`, which is finite.
     Reached (*reached)(const float* x, const float* shares, const float* maxima, int64_t n, float least);
-    // To places, ascending, where they are in [least, end); how many.
+    // To places, ascending, where they are in [least, end), or from `least` on if `end` is infinite; how many.
     int64_t (*places)(const float* x, const float* maxima, int64_t n, float least, float end, int32_t* places);
     void (*keep)(const KeepArgs&);
 

@@ -531,7 +531,8 @@ inline void softmax_row(const HeadStates& state, const Tile<T>& tile, float* sco
     if (vany_above(vmul(best, vset(unit)), old_max + kSlack)) new_max = vmax_of(best) * unit;
     Vec sum = vzero(), most = vzero();
     for (int i = first; i < last; i += W) {
-        const Vec weight = weights_of<F>(seen(i, vload(scores + i)), unit, new_max);
+        Vec weight = weights_of<F>(vload(scores + i), unit, new_max);
+        if (!kWhole) weight = vkeep(weight, begin - i, end - i, vzero());
         sum = vadd(sum, weight);
         if constexpr (kExact<F>) {
             Vec factor = vmul(weight, vload(tile.value_scales[i / kTokenGroup] + i % kTokenGroup));
@@ -552,9 +553,9 @@ inline void softmax_row(const HeadStates& state, const Tile<T>& tile, float* sco
         }
     }
     float* sums = state.sums + head * W;
-    if (new_max == old_max) return vstore(sums, vadd(vload(sums), sum)); // what there was keeps its scale
     state.max[head] = new_max;
-    if (old_max == -__builtin_inff()) return vstore(sums, sum); // nothing yet
+    // What there was keeps its scale, or is nothing yet: sums of 0, or of NaN, which no score is above.
+    if (new_max == old_max || old_max == -__builtin_inff()) return vstore(sums, vadd(vload(sums), sum));
     const Vec factor = vset(exp_of(old_max - new_max));
     vstore(sums, vfma(vload(sums), factor, sum));
     float* acc = state.acc + head * width;
@@ -668,8 +669,9 @@ inline void write_output(const AttentionArgs& a, const AttentionUnit& u, const H
             const int64_t head = (r - u.row0) * group + g;
             const int64_t at = ((u.out_row + r - u.row0) * a.num_heads + u.kv_head * group + g) * a.head_dim;
             const Vec scale = vset(1.0f / vsum(vload(state.sums + head * W)));
-            for (int64_t i = 0; i < a.head_dim; i += W) {
-                vstore_as(a.out, at + i, vmul(vload(state.acc + head * width + i), scale), min64(W, a.head_dim - i), a.out_bf16);
+            for (int64_t i = 0; i < a.head_dim; i += W) { // a sum's -0 is 0: it is where positions follow that a row sees nothing of
+                const Vec value = vfma(vload(state.acc + head * width + i), scale, vzero());
+                vstore_as(a.out, at + i, value, min64(W, a.head_dim - i), a.out_bf16);
             }
         }
     }

@@ -133,6 +133,7 @@ inline __attribute__((always_inline)) void accumulate_pair(Vec (&acc)[R][V], con
 // The last input of an odd number of them; nothing is read beyond it.
 template <int R, int V>
 inline void accumulate_last(Vec (&acc)[R][V], const Input* const (&x)[R], int64_t k, const uint16_t* const (&w)[V], int64_t at) {
+#ifdef OCTAVO_DOT_BF16
     Input last[R][2];
     const Input* rows[R];
     for (int r = 0; r < R; ++r) {
@@ -141,6 +142,11 @@ inline void accumulate_last(Vec (&acc)[R][V], const Input* const (&x)[R], int64_
         rows[r] = last[r];
     }
     accumulate_pair<R, V>(acc, rows, 0, w, at);
+#else
+    Vec weights[V]; // no product more than tiles of many rows add: of 0 and 0 it would make 0 of a sum that is -0
+    for (int v = 0; v < V; ++v) weights[v] = vfirst(w[v] + at);
+    multiply_input(acc, [&](int r) __attribute__((always_inline)) { return x[r][k]; }, weights);
+#endif
 }
 
 // Fetches the stream of weights w a few steps ahead; of a panel that tiles before have fetched, the last step is left. A row or

@@ -184,11 +184,12 @@ Reached reached(const float* x, const float* shares, const float* maxima, int64_
 
 int64_t places(const float* x, const float* maxima, int64_t n, float least, float end, int32_t* to) {
     const Vec low = vset(least), high = vset(end);
+    const uint32_t endless = end == __builtin_inff() ? ~uint32_t{0} : 0;
     int64_t count = 0;
     over_reaching(
         x, maxima, n, least,
         [&](int64_t i, Vec logits) {
-            uint32_t here = vnot_below(logits, low) & ~vnot_below(logits, high) & ((uint32_t{1} << min64(W, n - i)) - 1);
+            uint32_t here = vnot_below(logits, low) & (endless | ~vnot_below(logits, high)) & ((uint32_t{1} << min64(W, n - i)) - 1);
             for (; here; here &= here - 1) to[count++] = static_cast<int32_t>(i + __builtin_ctz(here));
         },
         [](int64_t, int64_t) {}, [](int64_t) {});

@@ -1,9 +1,10 @@
 // Functions of vectors built on the SIMD abstraction. Included inside the instruction set's own namespace.
 
-// exp(x) within 2 ulp; 0 below -87.3 (exactly: masked logits are never drawn), clamped above 88.
+// exp(x) within 2 ulp; 0 from -87.3 down (exactly: masked logits are never drawn), infinite from 88.38 on, NaN of NaN: where either
+// argument of vmax and vmin is NaN they give the second.
 inline Vec vexp(Vec x) {
     const Vec low = vset(-87.3f);
-    Vec y = vmin(vmax(x, low), vset(88.0f));
+    Vec y = vmin(vset(89.0f), vmax(low, x));
     Vec n = vround(vmul(y, vset(1.44269504f)));
     Vec r = vfma(n, vset(-0.693359375f), y);
     r = vfma(n, vset(2.12194440e-4f), r);
@@ -14,7 +15,7 @@ inline Vec vexp(Vec x) {
     p = vfma(p, r, vset(1.6666665459e-1f));
     p = vfma(p, r, vset(5.0000001201e-1f));
     p = vadd(vfma(vmul(r, r), p, r), vset(1.0f));
-    return vselect_ge(x, low, vmul(p, vpow2(n)), vzero());
+    return vselect_ge(low, x, vzero(), vmul(p, vpow2(n)));
 }
 
 inline float from_bf16(uint16_t x) {

@@ -40,7 +40,7 @@ inline float vmax_of(Vec v) {
 }
 inline bool vany_above(Vec v, float x) { return _mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_set1_ps(x), _CMP_GT_OQ)) != 0; }
 
-// 2^n for whole n in [-126, 127]
+// 2^n for whole n in [-126, 128], where it is infinite
 inline Vec vpow2(Vec n) {
     __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));

@@ -27,16 +27,16 @@ inline float vsum(Vec v) { return _mm512_reduce_add_ps(v); }
 inline float vmax_of(Vec v) { return _mm512_reduce_max_ps(v); }
 inline bool vany_above(Vec v, float x) { return _mm512_cmp_ps_mask(v, _mm512_set1_ps(x), _CMP_GT_OQ) != 0; }
 
-// 2^n for whole n in [-126, 127]
+// 2^n for whole n in [-126, 128], where it is infinite
 inline Vec vpow2(Vec n) {
     __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
     return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
 }
 
 #define OCTAVO_POW2_NEAR
-// 2^x within 2^-13 of itself, far more exact than bf16, or within 2^-18, than whole numbers of 16 bits; 0 far below, and of NaN.
+// 2^x within 2^-13 of itself, far more exact than bf16, or within 2^-18, than whole numbers of 16 bits; 0 far below, NaN of NaN.
 template <bool kNearer> inline Vec vpow2_near(Vec x) {
-    const Vec y = vmax(x, vset(-200.0f)), part = _mm512_reduce_ps(y, 1); // what is above the next whole number below
+    const Vec y = vmax(vset(-200.0f), x), part = _mm512_reduce_ps(y, 1); // what is above the next whole number below
     Vec p = vset(kNearer ? 0.013426685f : 0.077067058f);
     if (kNearer) p = vfma(p, part, vset(0.052242473f));
     p = vfma(p, part, vset(kNearer ? 0.2412802f : 0.22764498f));

@@ -46,7 +46,7 @@ inline float vmax_of(Vec v) {
 }
 inline bool vany_above(Vec v, float x) { return v[0] > x || v[1] > x || v[2] > x || v[3] > x; }
 
-// 2^n for whole n in [-126, 127]
+// 2^n for whole n in [-126, 128], where it is infinite
 inline Vec vpow2(Vec n) { return reinterpret_cast<Vec>((__builtin_convertvector(n, IntVec) + 127) << 23); }
 
 // a where x >= y, else b (also where either is NaN)

@@ -316,8 +316,9 @@ def test_a_row_of_nan_spoils_no_neighbour(isa: str, dtype: str, kv_dtype: str) -
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("part", [slice(4 * 64, 6 * 64), slice(6 * 64, 8 * 64)], ids=["keys", "values"])
 def test_what_is_not_finite_spoils_only_rows_that_see_it(
-    isa: str, dtype: str, window: int | None, value: float, kv_dtype: str
+    isa: str, dtype: str, window: int | None, value: float, kv_dtype: str, part: slice
 ) -> None:
     paged = Paged(AttentionShape(4, 2, 64), 16, kv_dtype, (600,), window)
     backend = device(isa, dtype)
@@ -326,7 +327,7 @@ def test_what_is_not_finite_spoils_only_rows_that_see_it(
     [expected] = paged.attend(backend, cache, chunk)
     for position in (575, 582):
         spoilt = paged.rows(0)[position : position + 1]
-        spoilt[:, 6 * 64 :] = value
+        spoilt[:, part] = value
         store(backend, cache, 1, spoilt, paged.slots(0, position, position + 1), paged.shape)
         sees = (np.arange(564, 600) >= position) & (np.arange(564, 600) < position + (window or 600))
         [actual] = paged.attend(backend, cache, chunk)
@@ -368,6 +369,24 @@ def test_scores_far_apart(isa: str) -> None:
         batch = Batch(none, none, nowhere(1), np.array([0, 1], np.int32), np.array([1100], np.int32), table, none)
         out = backend.ops.attention(cache, 0, rows[-1:], batch, shape, scale=1.0, window=None)
         np.testing.assert_array_equal(out, np.full((1, 16), best / 8, np.float32))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_sum_of_minus_zero_does_not_tell_what_other_rows_see(isa: str, rows: int) -> None:
+    """A score far above all before it leaves -0 of negative sums, which values of 0 that only later rows see would make 0."""
+    shape, none = AttentionShape(1, 1, 32), np.zeros(0, np.int32)
+    qkv = np.zeros((100, 96), np.float32)
+    qkv[:, 0] = 1.0
+    qkv[64:, 32], qkv[96:, 32] = 300.0, -300.0
+    qkv[:64, 64:], qkv[64:96, 64:], qkv[96:, 64:] = -1.0, -0.0, 1.0
+    backend = device(isa, "bfloat16")
+    cache = backend.kv_cache(spec_of(shape, 16, "bfloat16"), num_blocks=7, num_host_blocks=0)
+    store(backend, cache, 0, qkv, np.arange(100, dtype=np.int32), shape)
+    ends = (none, none, nowhere(rows), np.array([0, rows], np.int32), np.array([95 + rows], np.int32))
+    batch = Batch(*ends, np.arange(7, dtype=np.int32)[None], none)
+    out = np.array(backend.ops.attention(cache, 0, qkv[95 : 95 + rows].copy(), batch, shape, scale=1.0, window=None))
+    assert same_bits(out[0], np.zeros(32, out.dtype))
 
 
 @pytest.mark.parametrize("rise", [-3.0, 0.5, 3.0, 7.0, 9.0])

@@ -430,5 +430,9 @@ def test_empty_batches_and_unknown_kernels() -> None:
     matrix = random_weight(1, "int4", 48, 2)
     assert backend.ops.linear(np.empty((0, 64), BF16), backend.weight(matrix)).shape == (0, 48)
     assert backend.ops.embedding(np.empty(0, np.int32), backend.weight(matrix, vocabulary=True)).shape == (0, 64)
+    nothing = Int8Group(np.zeros((0, 64), np.int8), np.zeros((0, 2), np.float16))
+    for rows in (1, 17):
+        assert backend.ops.linear(np.zeros((rows, 64), BF16), backend.weight(nothing)).shape == (rows, 0)
+        assert backend.ops.gated_linear(np.zeros((rows, 64), BF16), backend.weight(nothing, gated=True)).shape == (rows, 0)
     with pytest.raises(ValueError, match="integer kernels fast cannot be used"):
         CpuBackend(integer_kernels="fast")

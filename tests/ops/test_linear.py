@@ -196,6 +196,18 @@ def test_linear_argmax_of_many_rows(isa: str) -> None:
     np.testing.assert_array_equal(found, backend.ops.argmax(masked(logits, allowed)))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("k", [1, 31, 33])
+def test_a_sum_of_minus_zero_is_one_at_every_batch_size(isa: str, k: int) -> None:
+    """As products that are flushed to zero leave it."""
+    weight = np.full((32, k), -1e-30, np.float32)
+    weight[0] = 1e30  # a spread that is stored as it is
+    backend, x = device(isa, "bfloat16"), act(np.full((13, k), 1e-30, np.float32), "bfloat16")
+    packed = backend.weight(Dense(weight))
+    alone, together = (np.array(backend.ops.linear(rows, packed)) for rows in (x[:1].copy(), x))
+    assert same_bits(alone[0], together[0])
+
+
 def test_empty_batches_are_nothing_special() -> None:
     backend = device("auto", "bfloat16")
     packed = backend.weight(Dense(normal(1, 48, 48)))

@@ -271,6 +271,20 @@ def test_top_logprobs_is_the_oracles(isa: str, size: int, data: st.DataObject) -
         np.testing.assert_allclose(actual[i], expected[i], rtol=1e-5, atol=1e-5)
 
 
+def test_the_likeliest_are_of_the_row_where_some_are_infinite() -> None:
+    """Their probabilities are no numbers; their places are the row's own all the same, whatever the thread did before."""
+    for isa in ISAS:
+        ops = device(isa, "float32", threads=1).ops
+        ops.top_logprobs(normal(1, 1, 5000), np.zeros(1, np.int32), 5000)
+        for logits in ([np.inf, 1, 2, 3], [np.inf] * 4, [3, np.inf, np.nan, np.inf]):
+            row = np.array([logits], np.float32)
+            for num in (1, 4):
+                ids = ops.top_logprobs(row, np.zeros(1, np.int32), num)[2]
+                with np.errstate(invalid="ignore"):
+                    expected = oracle("float32").ops.top_logprobs(row, np.zeros(1, np.int32), num)[2]
+                np.testing.assert_array_equal(ids, expected)
+
+
 def test_ranks_among_ties_go_by_id() -> None:
     logits = np.array([[1, 2, 2, np.nan, 2, -np.inf, np.nan]], np.float32)
     for isa in ISAS:

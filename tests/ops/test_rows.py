@@ -95,8 +95,8 @@ def test_gather_rows_copies(dtype: str) -> None:
 
 
 def test_silu_of_the_extreme() -> None:
-    gate = np.array([[0.0, -0.0, 1e4, -1e4, 88.0, -88.0, -100.0, np.inf, np.nan]], np.float32)
+    gate = np.array([[0.0, -0.0, 1e4, -1e4, 88.0, -88.0, -100.0, -3e38, 3e38, np.inf, np.nan]], np.float32)
     both = np.concatenate([gate, np.ones_like(gate)], axis=1)
     for isa in ISAS:
         result = device(isa, "float32").ops.silu_and_mul(both)[0]
-        np.testing.assert_allclose(result, [0, 0, 1e4, 0, 88, 0, 0, np.inf, np.nan], rtol=1e-6, atol=1e-30)
+        np.testing.assert_allclose(result, [0, 0, 1e4, 0, 88, 0, 0, 0, 3e38, np.inf, np.nan], rtol=1e-6, atol=1e-30)
