@@ -301,7 +301,9 @@ def test_beams_share_their_blocks(llm: LLM) -> None:
     llm.reset_prefix_cache()
     (output,) = llm.beam_search([list(range(300, 364))], BeamSearchParams(beam_width=4, max_tokens=12, ignore_eos=True))
     metrics = output.metrics
-    assert metrics is not None and metrics.mean_itl is not None and metrics.finished_time is not None
+    assert metrics is not None and metrics.first_token_time is not None and metrics.finished_time is not None
+    assert 0 <= (metrics.queue_time or 0.0) < metrics.first_token_time < metrics.finished_time
+    assert metrics.mean_itl == pytest.approx((metrics.finished_time - metrics.first_token_time) / 11)
     assert metrics.blocks_allocated == 4 + 4 + metrics.copy_on_writes, "the prompt once, then a block for each beam"
     assert metrics.blocks_shared >= 12 and metrics.copy_on_writes > 0
 

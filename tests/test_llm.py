@@ -1,6 +1,6 @@
 """``LLM`` on the demo model: what a program that uses it relies on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -376,6 +376,41 @@ def test_logprobs_of_tokens_by_name(llm: LLM) -> None:
     for bad in ([-1], list(range(129))):
         with pytest.raises(ParameterError, match="logprob_token_ids"):
             SamplingParams(logprob_token_ids=bad)
+
+
+def test_a_presence_penalty_is_for_what_was_generated_and_not_for_the_prompt(llm: LLM) -> None:
+    prompt = llm.get_tokenizer().encode("-one one one one one one")
+
+    def tokens(penalty: float) -> Sequence[int]:
+        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, presence_penalty=penalty)
+        return llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids
+
+    plain, penalised = tokens(0.0), tokens(2.0)
+    assert plain[0] == plain[1] == penalised[0] == prompt[-1]
+    assert penalised[0] not in penalised[1:]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}, {"temperature": 1.0, "n": 2}])
+def test_bad_words_are_kept_out_of_what_would_be_nothing_else(llm: LLM, options: dict[str, Any]) -> None:
+    prompt = "The capital of France is"
+    word = llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids[0]
+    for bad_words, said in ((None, {word}), (["Paris"], set())):
+        params = SamplingParams(max_tokens=8, ignore_eos=True, logit_bias={word: 50.0}, bad_words=bad_words, **options)
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
+        assert all(set(branch.token_ids) & {word} == said for branch in output.outputs)
+    (output,) = llm.generate(prompt, SamplingParams(max_tokens=8, bad_words=["Paris"], **options), use_tqdm=False)
+    assert "Paris" not in "".join(texts([output]))
+
+
+def test_a_stop_token_ends_an_output_and_is_named(llm: LLM) -> None:
+    (whole,) = llm.generate("The capital of France is", GREEDY, use_tqdm=False)
+    *before, stop = whole.outputs[0].token_ids[:3]
+    assert stop not in before
+    for max_tokens in (12, 3):
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, stop_token_ids=[stop])
+        (output,) = llm.generate("The capital of France is", params, use_tqdm=False)
+        found = output.outputs[0]
+        assert (found.token_ids, found.finish_reason, found.stop_reason) == ([*before, stop], "stop", stop)
 
 
 def test_an_output_that_repeats_itself(llm: LLM) -> None:

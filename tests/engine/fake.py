@@ -21,10 +21,14 @@ from octavo.engine.speculation import StepCost
 from octavo.memory.contiguous import ContiguousKVManager
 from octavo.memory.interface import KVManager
 from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.outputs import FinishReason
 from octavo.request import Request, Thinking
 from octavo.sampling_params import BeamSearch, RepetitionDetectionParams, SamplingParams
 from octavo.step import PENDING, Candidates, ModelOutput, ScheduledSequence, SchedulerOutput
 from tests.engine.fake_grammar import EOS, VOCABULARY, FakeGrammars, begin_for, fake_form, fake_thinking, pick
+
+End = tuple[FinishReason, int | str | None]
+"""A finish reason and what is told beside it."""
 
 
 def next_token(context: list[int], seed: int, mask: np.ndarray | None = None) -> int:
@@ -185,27 +189,45 @@ def repeats(output: list[int], params: SamplingParams) -> bool:
     return any(output[-whole:] == output[-size:] * watched.min_count for size, whole in wholes)
 
 
+def end_of(token: int, params: SamplingParams) -> End | None:
+    """If a token may end an output, how it is told."""
+    if token == EOS and not params.ignore_eos:
+        return "stop", None
+    return ("stop", token) if token in (params.stop_token_ids or ()) else None
+
+
 def naive(request: Request, max_model_len: int) -> list[list[int]]:
     """The outputs of all branches by the simplest possible loop."""
+    return [tokens for tokens, _ in naive_with_ends(request, max_model_len)]
+
+
+def naive_with_ends(request: Request, max_model_len: int) -> list[tuple[list[int], End]]:
+    """The same, and how each of them ends."""
     params, outputs = request.params, []
     for branch in range(params.num_branches):
         seed = branch_seed(request.seed, 0 if params.greedy else branch)
         tokens = list(request.prompt_token_ids)
         grammar = begin_for(request)
-        while True:
+        end: End | None = None
+        while end is None:
             if grammar is not None:
                 grammar.compute_mask()
             token = next_token(tokens, seed, grammar.mask if grammar is not None and not grammar.is_open else None)
             if token < 0:
-                break
+                end = ("stop" if grammar is not None and grammar.is_satisfied else "error"), None
+                continue
             tokens.append(token)
             produced = len(tokens) - len(request.prompt_token_ids)
-            ended = (tokens[-1] in stops_of(params) or repeats(tokens[-produced:], params)) and produced >= params.min_tokens
-            if ended or produced >= (params.max_tokens or 0) or len(tokens) >= max_model_len:
-                break
-            if grammar is not None and grammar.advance(token) and (params.ignore_eos or produced < params.min_tokens):
-                break
-        outputs.append(tokens[len(request.prompt_token_ids) :])
+            may_end = produced >= params.min_tokens
+            if may_end:
+                end = end_of(token, params)
+            if end is None and (produced >= (params.max_tokens or 0) or len(tokens) >= max_model_len):
+                end = "length", None
+            if end is None and may_end and repeats(tokens[-produced:], params):
+                end = "repetition", "repetition_detected"
+            if end is None and grammar is not None and grammar.advance(token) and (params.ignore_eos or not may_end):
+                end = "stop", None
+        outputs.append((tokens[len(request.prompt_token_ids) :], end))
     return outputs
 
 
@@ -219,6 +241,7 @@ class Scenario:
     kv_allocation: KVAllocation = "paged"
     outputs: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     totals: dict[tuple[str, int], float | None] = field(default_factory=dict)
+    ends: dict[tuple[str, int], End] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
     finished: set[str] = field(default_factory=set)
@@ -380,6 +403,8 @@ class Scenario:
             for delta in self.engine.step():
                 self.outputs.setdefault((delta.request_id, delta.branch), []).extend(delta.token_ids)
                 self.totals[delta.request_id, delta.branch] = delta.cumulative_logprob
+                if delta.finish_reason is not None:
+                    self.ends[delta.request_id, delta.branch] = delta.finish_reason, delta.stop_reason
                 if delta.metrics is not None:
                     self.finished.add(delta.request_id)
             if check_every_step:
@@ -420,12 +445,13 @@ class Scenario:
         for request in self.requests.values():
             if request.id not in self.aborted:
                 keys = [(request.id, branch) for branch in range(request.params.num_outputs)]
-                got = [self.outputs[key] for key in keys]
+                got = [(self.outputs[key], self.ends[key]) for key in keys]
                 if request.params.beam is None:
-                    assert got == naive(request, self.max_model_len), (self.seed, request)
+                    assert got == naive_with_ends(request, self.max_model_len), (self.seed, request)
                     continue
                 beams = naive_beams(request, self.max_model_len)
-                assert got == [beam.tokens for beam in beams], (self.seed, request)
+                ends = [end_of(beam.tokens[-1], request.params) or ("length", None) for beam in beams]
+                assert got == [(beam.tokens, end) for beam, end in zip(beams, ends, strict=True)], (self.seed, request)
                 assert [self.totals[key] for key in keys] == [beam.total for beam in beams], (self.seed, request)
         if self.kv_allocation != "paged":
             assert self.scheduler.counters.preemptions == 0, f"seed {self.seed}: what is reserved was preempted"

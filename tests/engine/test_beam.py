@@ -1,5 +1,6 @@
 """Beam search one promise at a time: the search on paper, then what the scheduler makes of it."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -73,7 +74,8 @@ def beams_of(deltas: list[TokenDelta], name: str) -> list[TokenDelta]:
 
 
 def test_a_group_never_holds_more_sequences_than_its_width_and_its_costs_are_counted_once() -> None:
-    harness = Harness(max_num_seqs=4)
+    ticks = itertools.count(1)  # of a clock that is read when the first step is planned, and once for every step's results
+    harness = Harness(max_num_seqs=4, clock=lambda: float(next(ticks)))
     harness.add("x", 6, n=3, beam=BeamSearch(width=4), max_tokens=12)
     steps = 0
     deltas: list[TokenDelta] = []
@@ -84,7 +86,8 @@ def test_a_group_never_holds_more_sequences_than_its_width_and_its_costs_are_cou
     assert steps == 12 and [delta.branch for delta in deltas] == [0, 1, 2]
     metrics = deltas[-1].metrics
     stats = harness.engine.stats()
-    assert metrics is not None and metrics.mean_itl is not None and deltas[0].metrics is None
+    assert metrics is not None and deltas[0].metrics is None
+    assert (metrics.queue_time, metrics.first_token_time, metrics.finished_time, metrics.mean_itl) == (1.0, 2.0, 13.0, 1.0)
     assert metrics.copy_on_writes == stats.copy_on_writes > 0 and metrics.blocks_shared > 0
     assert stats.generation_tokens == metrics.num_generated_tokens == 48 and stats.prompt_tokens == 6
 
@@ -127,6 +130,10 @@ def test_a_returned_beam_can_be_given_up_and_all_of_them_are_the_request() -> No
     assert harness.engine.abort("x", 2) is None
     deltas = harness.finish()
     assert [(delta.branch, delta.metrics is not None) for delta in deltas] == [(0, False), (1, True)]
+    harness.add("told", n=2, beam=BeamSearch(width=3, report=True), max_tokens=4)
+    assert [delta.beams is not None for delta in harness.engine.step()] == [True]
+    assert harness.engine.abort("told", 0) is None
+    assert [(delta.branch, delta.beams) for delta in harness.finish()] == [(1, None)], "reports are of branch 0"
     harness.add("y", n=2, beam=BeamSearch(width=3), max_tokens=3)
     harness.engine.step()
     assert harness.engine.abort("y", 0) is None and harness.engine.abort("y", 1) is not None

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from octavo.engine.sequence import GroupStatus
 from tests.engine.test_scheduler import Harness, order_of_ends
 
 BUDGET = 64
@@ -121,6 +122,40 @@ def test_tenants_share_by_tokens_not_by_requests(cheap_tokens: int) -> None:
         if spent["cheap"] == 60 * costs["cheap"]:
             break
         assert abs(spent["dear"] - spent["cheap"]) <= 2 * max(costs.values())
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_each_branch_counts_as_a_request_of_its_own(stops: bool) -> None:
+    """Those that stop early come one by one: what they did not use is known when they have ended."""
+    scene = harness(scheduling_policy="fair", max_num_seqs=4)
+    costs, branches = {"wide": 1 + 4 * 8, "narrow": 1 + 8}, {"wide": 4, "narrow": 1}
+    params = {"max_tokens": 200, "min_tokens": 8, "stop_token_ids": list(range(23))} if stops else {"max_tokens": 8}
+    for tenant in ["wide", "narrow"] * (1 if stops else 80):
+        scene.add(f"{tenant}-{len(scene.scheduler._groups)}", 1, tenant=tenant, n=branches[tenant], **params)
+    spent = {"wide": 0, "narrow": 0}
+    ends: list[str] = []
+    while len(ends) < 80:
+        for name in order_of_ends(scene.engine.step()):
+            tenant = name.partition("-")[0]
+            spent[tenant] += costs[tenant]
+            ends.append(name)
+            if stops:
+                scene.add(f"{tenant}-{len(ends)} more", 1, tenant=tenant, n=branches[tenant], **params)
+            assert abs(spent["wide"] - spent["narrow"]) <= 2 * max(costs.values())
+
+
+def test_who_comes_back_does_not_turn_back_the_time() -> None:
+    """Of three the last two yield, and one of them comes back: who arrives then stands behind the other."""
+    scene = Harness(scheduling_policy="fair", num_blocks=18, preemption_mode="recompute")
+    for name in "abc":
+        scene.add(name, 8, tenant="one", max_tokens=30)
+    groups = dict(scene.scheduler._groups)
+    while groups["b"].status is not GroupStatus.RUNNING or not groups["b"].num_preemptions:
+        scene.engine.step()
+    assert groups["c"].timings.first_scheduled and groups["c"].num_preemptions
+    scene.add("d", 8, tenant="two", max_tokens=30)
+    assert scene.scheduler._groups["d"].turn >= groups["c"].turn > groups["b"].turn
+    assert order_of_ends(scene.finish()) == ["b", "c", "d"]
 
 
 def test_what_was_not_used_is_given_back() -> None:

@@ -20,6 +20,7 @@ class PinnedScenario(Scenario):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.prefix: list[int] = []
+        self.num_pinned = 0
         if not self.kv.enable_prefix_caching:
             self.arrivals = []
             return
@@ -43,14 +44,20 @@ class PinnedScenario(Scenario):
         assert isinstance(self.kv, KVCacheManager)
         if self.prefix:
             digests = self.kv._prefix_digests(self.prefix, "")
+            self.num_pinned = len(digests)
             assert self.kv.pinned.num_leading(digests) == len(digests) == self.kv.pinned.num_blocks
             self.engine.unpin_prefix(self.prefix)
         super()._verify()
 
 
 def test_any_schedule_beside_a_pinned_prefix() -> None:
+    ended = pinned = 0
     for seed in range(300_000, 300_300):
-        PinnedScenario(seed).run()
+        scenario = PinnedScenario(seed)
+        scenario.run()
+        ended += len(scenario.finished)
+        pinned += scenario.num_pinned > 0
+    assert ended > 600 and pinned > 100
 
 
 def test_every_accepted_request_ends_beside_a_pinned_prefix() -> None:
@@ -85,6 +92,17 @@ def test_a_pinned_prefix_is_computed_once(depth: int) -> None:
         harness.engine.step()
     assert harness.engine.stats().blocks_used == 4
     assert harness.engine.unpin_prefix(prefix_of("a", 4 * BLOCK)) and harness.engine.stats().blocks_used == 0
+
+
+def test_a_pinned_prefix_is_found_in_its_scope_alone() -> None:
+    harness = pinning()
+    assert harness.engine.pin_prefix(prefix_of("a", 4 * BLOCK), cache_scope="t") == 4 * BLOCK
+    for name, scope, cached in (("a", "t", 4 * BLOCK), ("b", "", 0)):
+        harness.add(name, prompt_len=4 * BLOCK + 1, scope=scope, max_tokens=1)
+        (delta,) = harness.engine.step()
+        assert delta.num_cached_tokens == cached
+    assert not harness.engine.unpin_prefix(prefix_of("a", 4 * BLOCK))
+    assert harness.engine.unpin_prefix(prefix_of("a", 4 * BLOCK), cache_scope="t")
 
 
 @pytest.mark.parametrize(("length", "words"), [(3, "nothing to pin"), (36, "would be pinned"), (49, "would be pinned")])

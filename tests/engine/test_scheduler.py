@@ -1,8 +1,13 @@
 """What the scheduler promises one by one: order, budget, room for decodes, refusals, aborts, metrics."""
 
+import time
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.config import EngineConfig
@@ -10,11 +15,12 @@ from octavo.engine.engine import Engine, EngineStuckError
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.swap_cost import SwapCost
 from octavo.memory.kv_cache_manager import KVCacheManager
-from octavo.outputs import TokenDelta
+from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
-from octavo.sampling_params import BeamSearch, ParameterError, SamplingParams
+from octavo.sampling_params import BeamSearch, ParameterError, SamplingParams, StructuredOutputsParams
 from octavo.step import BlockCopies, ModelOutput, SchedulerOutput, StepTimings, TokenLogprobs
 from tests.engine.fake import FakeExecutor
+from tests.engine.fake_grammar import EOS
 
 BLOCK = 4
 
@@ -23,7 +29,16 @@ class Harness:
     """A scheduler over ``num_blocks`` blocks of 4 tokens and the fake device."""
 
     def __init__(
-        self, *, num_blocks: int = 64, num_host_blocks: int = 0, depth: int = 1, max_model_len: int = 64, **changes: Any
+        self,
+        *,
+        num_blocks: int = 64,
+        num_host_blocks: int = 0,
+        depth: int = 1,
+        max_model_len: int = 64,
+        eos_token_ids: tuple[int, ...] = (),
+        grammars: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+        **changes: Any,
     ):
         settings = {
             "max_num_seqs": 8,
@@ -41,11 +56,23 @@ class Harness:
             max_blocks=-(-max_model_len // BLOCK),
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self.scheduler = Scheduler(config, self.kv, max_model_len=max_model_len)
+        self.scheduler = Scheduler(
+            config, self.kv, max_model_len=max_model_len, eos_token_ids=eos_token_ids, grammars=grammars, clock=clock
+        )
         self.executor = FakeExecutor(block_size=BLOCK, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
         self.engine = Engine(self.scheduler, self.executor, max_in_flight=depth)
 
-    def add(self, name: str, prompt_len: int = 4, *, priority: int = 0, tenant: str = "", seed: int = 1, **params: Any) -> None:
+    def add(
+        self,
+        name: str,
+        prompt_len: int = 4,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        scope: str = "",
+        seed: int = 1,
+        **params: Any,
+    ) -> None:
         settings = {"max_tokens": 4, "ignore_eos": True, **params}
         ids = [1 + (len(name) + i) % 20 for i in range(prompt_len)]
         request = Request(
@@ -56,6 +83,7 @@ class Harness:
             arrival_time=0.0,
             priority=priority,
             tenant=tenant,
+            cache_scope=scope,
         )
         self.engine.add(request)
 
@@ -66,6 +94,11 @@ class Harness:
         self.executor.submit(plan)
         self.scheduler.commit(plan, self.executor.run_oldest())
         return {seq.seq_id: len(seq.token_ids) for seq in plan.sequences}
+
+    def steps_take(self, **seconds: float) -> None:
+        """What the device says of every step from now on."""
+        run, timings = self.executor.run_oldest, StepTimings(**seconds)
+        self.executor.run_oldest = lambda: msgspec.structs.replace(run(), timings=timings)  # type: ignore[method-assign]
 
     def finish(self) -> list[TokenDelta]:
         deltas = []
@@ -78,6 +111,10 @@ class Harness:
 
 def order_of_ends(deltas: list[TokenDelta]) -> list[str]:
     return [delta.request_id for delta in deltas if delta.metrics is not None]
+
+
+def metrics_of(deltas: list[TokenDelta]) -> dict[str, RequestMetrics]:
+    return {delta.request_id: delta.metrics for delta in deltas if delta.metrics is not None}
 
 
 def test_first_come_first_served() -> None:
@@ -96,9 +133,67 @@ def test_lower_priority_values_come_first_and_are_preempted_last() -> None:
     tight = Harness(num_blocks=14, scheduling_policy="priority", preemption_mode="recompute")
     tight.add("cheap", 8, priority=5, max_tokens=40)
     tight.add("dear", 8, priority=1, max_tokens=40)
-    ends = {d.request_id: d.metrics for d in tight.finish() if d.metrics is not None}
+    ends = metrics_of(tight.finish())
     assert list(ends) == ["dear", "cheap"]
     assert ends["dear"].num_preemptions == 0 and ends["cheap"].num_preemptions > 0
+    assert ends["cheap"].num_swaps == 0
+
+
+def one_of_two_swapped_out() -> Harness:
+    """The one of lower priority."""
+    harness = Harness(num_blocks=14, num_host_blocks=14, scheduling_policy="priority", preemption_mode="swap")
+    harness.add("low", 8, priority=5, max_tokens=40)
+    harness.add("mid", 8, priority=1, max_tokens=40)
+    while not harness.engine.stats().num_swapped:
+        harness.engine.step()
+    return harness
+
+
+def test_who_is_swapped_out_holds_up_nobody_of_higher_priority() -> None:
+    harness = one_of_two_swapped_out()
+    harness.add("high")
+    assert harness.plan() == {1: 1, 2: 4}
+    assert order_of_ends(harness.finish()) == ["high", "mid", "low"]
+
+
+def test_what_is_moved_out_and_in_is_counted_apart() -> None:
+    harness = one_of_two_swapped_out()
+    stats, slots = harness.engine.stats(), harness.scheduler.kv_slots()
+    assert stats.swaps_out > 0 == stats.swaps_in and harness.kv.counters.swap_out == stats.swaps_out
+    assert slots.unusable == stats.blocks_free * BLOCK > 0 == slots.free, "while somebody waits for more of them"
+    ends = metrics_of(harness.finish())
+    assert ends["low"].num_swaps == ends["low"].num_preemptions == 1 and ends["mid"].num_swaps == 0
+    moved = harness.engine.stats()
+    assert moved.swaps_in == moved.swaps_out == stats.swaps_out
+
+
+@pytest.mark.parametrize("mode", ["auto", "swap"])
+def test_steps_tell_what_swapping_costs_and_who_asked_for_it_pays(mode: str) -> None:
+    harness = Harness(num_blocks=14, num_host_blocks=60, preemption_mode=mode)
+    harness.steps_take(copies=10.0)
+    for name in ("a", "bb", "ccc", "dddd"):
+        harness.add(name, 8, max_tokens=40)
+    ends = metrics_of(harness.finish()).values()
+    preemptions, swaps = sum(one.num_preemptions for one in ends), sum(one.num_swaps for one in ends)
+    assert preemptions > 2 and swaps == (preemptions if mode == "swap" else 1)
+
+
+def test_what_is_found_again_after_a_preemption_is_no_hit() -> None:
+    harness = Harness(num_blocks=14, enable_prefix_caching=True, preemption_mode="recompute")
+    for name in ("a", "bb"):
+        harness.add(name, 8, max_tokens=40)
+    ends = metrics_of(harness.finish())
+    assert ends["bb"].num_preemptions > 0 == ends["bb"].num_cached_tokens
+    stats = harness.engine.stats()
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (16, 0)
+
+
+def test_steps_are_counted_by_their_tokens() -> None:
+    harness = Harness()
+    harness.add("a", 8, max_tokens=3)
+    harness.finish()
+    stats = harness.engine.stats()
+    assert stats.steps_by_tokens[:3] == (2, 1, 0) and sum(stats.steps_by_tokens) == stats.steps and stats.computed_tokens == 10
 
 
 def test_a_long_prompt_is_chunked_and_leaves_room_for_decodes() -> None:
@@ -131,6 +226,73 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_of_its_own() -> None:
     assert harness.plan() == {0: 1, 1: 24}
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_prompt_whose_log_probabilities_are_wanted_is_split_whatever_the_others_are(chunked: bool) -> None:
+    harness = Harness(enable_chunked_prefill=chunked, max_num_batched_tokens=512, max_model_len=512, num_blocks=256)
+    harness.add("x", 300, prompt_logprobs=0)
+    assert [harness.plan() for _ in range(3)] == [{0: 256}, {0: 44}, {0: 1}]
+    assert order_of_ends(harness.finish()) == ["x"]
+
+
+@pytest.mark.parametrize("params", [{}, {"n": 3, "temperature": 0.0}])
+def test_log_probabilities_of_the_prompt_are_told_once(params: dict[str, Any]) -> None:
+    harness = Harness()
+    harness.add("x", 3, prompt_logprobs=0, **params)
+    plan = harness.scheduler.schedule()
+    assert plan is not None
+    harness.executor.submit(plan)
+    found = [TokenLogprobs(token, -0.5, 1, [], []) for token in plan.sequences[0].prompt_targets or ()]
+    output = msgspec.structs.replace(harness.executor.run_oldest(), prompt_logprobs=[found])
+    first, *others = harness.scheduler.commit(plan, output) + harness.finish()
+    assert first.branch == 0 and first.prompt_logprobs == found and len(found) == 2
+    assert len(others) > 2 and all(delta.prompt_logprobs is None for delta in others)
+
+
+@pytest.mark.parametrize(("token", "stop"), [(EOS, None), (EOS + 1, EOS + 1)])
+def test_a_last_token_that_ends_the_output_is_the_reason(token: int, stop: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.engine.fake.next_token", lambda context, seed, mask=None: token if len(context) == 6 else 9)
+    harness = Harness(eos_token_ids=(EOS,))
+    harness.add("x", 4, max_tokens=3, ignore_eos=False, stop_token_ids=[EOS + 1])
+    harness.add("y", 4, max_tokens=2, ignore_eos=False, stop_token_ids=[EOS + 1])
+    ends = {d.request_id: (d.finish_reason, d.stop_reason) for d in harness.finish() if d.finish_reason is not None}
+    assert ends == {"x": ("stop", stop), "y": ("length", None)}
+
+
+def grammar_that_comes(future: "Future[Any]") -> Any:
+    return SimpleNamespace(compile=lambda *_, **__: future)
+
+
+FORM = StructuredOutputsParams(regex="a")
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(cancelled: bool) -> None:
+    future: Future[Any] = Future()
+    harness = Harness(grammars=grammar_that_comes(future))
+    harness.add("good")
+    alone = [delta.token_ids for delta in harness.finish()]
+    harness.add("bad", structured_outputs=FORM)
+    harness.add("good")
+    if cancelled:
+        future.cancel()
+    else:
+        future.set_exception(ValueError("no"))
+    deltas = harness.finish()
+    bad = [(delta.finish_reason, delta.token_ids) for delta in deltas if delta.request_id == "bad"]
+    assert bad == [("error", [])]
+    assert [delta.token_ids for delta in deltas if delta.request_id == "good"] == alone
+
+
+def test_who_waits_for_a_grammar_waits_and_nobody_compiles_for_who_is_gone() -> None:
+    future: Future[Any] = Future()
+    harness = Harness(grammars=grammar_that_comes(future))
+    harness.add("x", structured_outputs=FORM)
+    assert harness.scheduler.schedule() is None
+    assert harness.engine.stats().num_waiting == 1
+    assert harness.engine.abort("x") is not None and future.cancelled()
+    assert harness.engine.stats().num_waiting == 0 and not harness.engine.has_work
+
+
 def test_room_is_left_for_what_runs_to_grow_where_yielding_is_dear() -> None:
     """Three blocks are free beside the first sequence's two: the second would fit, and soon one of them would have to yield."""
     dear = Harness(num_blocks=8, preemption_mode="recompute")
@@ -146,20 +308,30 @@ def test_room_is_left_for_what_runs_to_grow_where_yielding_is_dear() -> None:
     assert dear.scheduler.counters.preemptions == 0 < cheap.scheduler.counters.preemptions
 
 
-def test_who_needs_no_block_goes_on_while_another_waits_for_one() -> None:
-    harness = Harness(num_blocks=5, num_host_blocks=8)
-    for name, prompt_len in (("first", 1), ("second", 2), ("last", 2)):
-        harness.add(name, prompt_len, max_tokens=12)
+@pytest.mark.parametrize(
+    ("num_blocks", "lengths", "n", "expected"),
+    [
+        (5, (1, 2, 2), 1, [{0, 1, 2}] * 4 + [{1}, {0, 1}]),
+        (8, (4, 4, 1), 2, [{0, 1, 2}] + [{0, 1, 2, 3}] * 4 + [{0, 1, 3}]),
+    ],
+    ids=["it-needs-none", "it-needs-the-one-that-is-free"],
+)
+def test_who_needs_no_block_goes_on_while_another_waits_for_some(
+    num_blocks: int, lengths: tuple[int, ...], n: int, expected: list[set[int]]
+) -> None:
+    """The first lacks as many as it has branches, and the last, which has work in flight, is to yield them."""
+    harness = Harness(num_blocks=num_blocks, num_host_blocks=8)
+    for name, prompt_len, branches in zip(("first", "second", "last"), lengths, (n, 1, 1), strict=True):
+        harness.add(name, prompt_len, max_tokens=12, n=branches)
     in_flight: deque[SchedulerOutput] = deque()
     planned: list[set[int]] = []
-    while len(planned) < 6:
+    while len(planned) < len(expected):
         while len(in_flight) < 2 and (plan := harness.scheduler.schedule()) is not None:
             in_flight.append(plan)
             planned.append({seq.seq_id for seq in plan.sequences})
             harness.executor.submit(plan)
         harness.scheduler.commit(in_flight.popleft(), harness.executor.run_oldest())
-    # The first lacks a block and the last, which has work in flight, is to yield one.
-    assert planned == [{0, 1, 2}] * 4 + [{1}, {0, 1}]
+    assert planned[: len(expected)] == expected
 
 
 def test_no_more_sequences_than_allowed() -> None:
@@ -271,6 +443,21 @@ def test_branches_come_back_when_there_is_room_for_all_of_them() -> None:
     assert computed < 1.5 * 4 * (16 + 8 * 49)
 
 
+def test_no_tokens_are_kept_for_who_waits_until_all_branches_fit() -> None:
+    """Half of a step would be for the first branch of the group that has yielded, which has no room for the others."""
+    harness = Harness(
+        num_blocks=20, max_num_batched_tokens=24, max_model_len=128, preemption_mode="recompute", scheduling_policy="priority"
+    )
+    harness.add("runs", max_tokens=20)
+    harness.add("yields", priority=2, n=3, max_tokens=20)
+    while not harness.scheduler.counters.preemptions:
+        harness.plan()
+    harness.add("long", 40, priority=1, max_tokens=2)
+    plans = [harness.plan() for _ in range(5)]
+    assert [plan[4] for plan in plans if 4 in plan] == [24, 16, 1]
+    harness.finish()
+
+
 def test_what_a_request_allows_is_a_mask_of_every_draw() -> None:
     harness = Harness(spec_method="ngram")
     harness.add("some", allowed_token_ids=[9, 2, 9], temperature=0.0, max_tokens=12)
@@ -307,6 +494,21 @@ def test_a_draw_that_failed_ends_its_sequence_alone() -> None:
     bad, good = harness.scheduler.commit(plan, output)
     assert (bad.finish_reason, bad.token_ids, good.finish_reason, good.token_ids) == ("error", [], None, [3])
     assert good.cumulative_logprob == -0.5
+
+
+def test_who_was_given_up_is_not_told_of_an_error() -> None:
+    harness = Harness()
+    harness.add("x", n=3, temperature=0.0)
+    harness.plan()
+    harness.engine.abort("x", 1)
+    plan = harness.scheduler.schedule()
+    assert plan is not None
+    deltas = harness.scheduler.commit(plan, ModelOutput(step_id=plan.step_id, token_ids=[[]], errors=["lost"]))
+    assert [(delta.branch, delta.error, delta.metrics is not None) for delta in deltas] == [
+        (0, "lost", False),
+        (2, "lost", True),
+    ]
+    assert not harness.engine.has_work
 
 
 def test_work_that_can_never_be_scheduled_is_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:

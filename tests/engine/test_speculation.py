@@ -2,6 +2,7 @@
 ``test_any_schedule``."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -203,9 +204,9 @@ def plans_of(harness: Harness) -> list[SchedulerOutput]:
     return plans
 
 
-def repetitive(harness: Harness, name: str, **params: Any) -> None:
-    prompt, settings = [1, 2, 3, 4, 5, 1, 2], {"max_tokens": 40, "ignore_eos": True, **params}
-    harness.engine.add(Request(id=name, prompt_token_ids=prompt, params=SamplingParams(**settings), seed=1, arrival_time=0.0))
+def repetitive(harness: Harness, name: str, *, prompt: Sequence[int] = (1, 2, 3, 4, 5, 1, 2), **params: Any) -> None:
+    wanted = SamplingParams(**{"max_tokens": 40, "ignore_eos": True, **params})
+    harness.engine.add(Request(id=name, prompt_token_ids=list(prompt), params=wanted, seed=1, arrival_time=0.0))
 
 
 @pytest.fixture
@@ -360,6 +361,38 @@ def test_a_few_who_wait_for_a_token_do_not_hold_up_the_others(depth: int) -> Non
     in_flight = len(harness.scheduler._planned)
     assert in_flight == depth - 1, "the next step is planned before the one before it has come back"
     harness.finish()
+
+
+@pytest.mark.usefixtures("circling")
+def test_what_steps_take_decides_whether_to_guess() -> None:
+    """Always the same, however many tokens are in them: then a guess costs little."""
+    counted = []
+    for seconds in (0.0, 0.005):
+        harness = Harness(spec_method="ngram")
+        harness.steps_take(forward=seconds)
+        repetitive(harness, "a")
+        harness.finish()
+        counted.append(harness.scheduler.counters.drafts)
+    assert counted[0] == 0 < counted[1]
+
+
+@pytest.mark.usefixtures("circling", "cheap")
+def test_what_guesses_brought_can_be_found_by_others() -> None:
+    harness = Harness(spec_method="ngram", enable_prefix_caching=True)
+    repetitive(harness, "a")
+    harness.finish()
+    assert harness.scheduler.counters.accepted_draft_tokens > 20
+    repetitive(harness, "b", prompt=[1, 2, 3, 4, 5, 1, 2, *(1 + (2 + i) % 5 for i in range(40))], max_tokens=1)
+    assert [delta.num_cached_tokens for delta in harness.finish()] == [44]
+
+
+@pytest.mark.usefixtures("always", "cheap")
+def test_no_more_is_guessed_than_there_may_be() -> None:
+    harness = Harness(spec_method="ngram", spec_tokens=8)
+    harness.add("x", 4, max_tokens=3)
+    harness.plan()
+    (seq,) = harness.scheduler.live_sequences
+    assert seq.drafts == [9], "and the token behind it"
 
 
 @pytest.mark.usefixtures("circling", "cheap")

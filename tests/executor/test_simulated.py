@@ -114,6 +114,7 @@ def test_times_of_a_request_are_virtual() -> None:
     assert metrics.queue_time == pytest.approx(2.0)
     assert metrics.first_token_time == pytest.approx(2.0 + 0.01 + 0.01)
     assert metrics.finished_time == pytest.approx(2.0 + 0.02 + 4 * 0.011)
+    assert metrics.mean_itl == pytest.approx(0.011)
 
 
 def test_beams_go_apart_and_share_what_they_have_in_common() -> None:

@@ -75,8 +75,8 @@ def test_every_form(llm: LLM) -> None:
     assert re.fullmatch("x([0-9]-){1,3}", text(llm, {"grammar": 'root ::= "x" item item? item?\nitem ::= [0-9] "-"'}))
     compact = text(llm, {"json": SCHEMA, "disable_any_whitespace": True})
     assert compact.startswith('{"name":"') and '","kind":"' in compact
-    spaced = text(llm, {"json": SCHEMA, "whitespace_pattern": " "})
-    assert "\n" not in spaced
+    spaced = text(llm, {"json": SCHEMA, "whitespace_pattern": "  "})
+    assert set(re.split(r'"[^"]*"|[{}:,]', spaced)) == {"", "  "}
     output = run(llm, {"json_object": True}, max_tokens=400).outputs[0]
     assert output.finish_reason == "length" or isinstance(json.loads(output.text), dict)
 
@@ -120,8 +120,12 @@ def test_it_composes(llm: LLM) -> None:
     best = run(llm, {"json": SCHEMA}, n=1, best_of=3, logprobs=2).outputs[0]
     assert json.loads(best.text) and best.logprobs is not None and len(best.logprobs) == len(best.token_ids)
     assert run(llm, {"regex": "[a-z]{30}"}, stop=["o"], include_stop_str_in_output=True).outputs[0].text.endswith("o")
-    for options in ({"repetition_penalty": 1.3, "frequency_penalty": 0.5}, {"bad_words": ["bb"]}, {"logit_bias": {400: 5.0}}):
-        assert set(json.loads(text(llm, {"json": SCHEMA}, **options))) == {"name", "kind"}
+    compact, underscore = {"json": SCHEMA, "disable_any_whitespace": True}, llm.get_tokenizer().encode("_")[0]
+    biased: dict[str, Any] = {"logit_bias": {underscore: 20.0}}
+    options: list[dict[str, Any]] = [{}, {"bad_words": ["a"]}, biased, {**biased, "repetition_penalty": 30.0}]
+    plain, other, long, varied = [json.loads(text(llm, compact, **each)) for each in options]
+    assert (plain["kind"], other["kind"], long["name"]) == ("a", "bb", "______")
+    assert varied["name"].count("_") == 1 and varied["kind"] in ("a", "bb")
     with pytest.raises(ParameterError, match="beam search"):
         SamplingParams(beam=BeamSearch(width=2), structured_outputs=StructuredOutputsParams(regex="a"))
 
