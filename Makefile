@@ -1,4 +1,4 @@
-# The commands of the house; continuous integration runs these and nothing else.
+# The commands of the house. Continuous integration (.ci/run) installs, runs pytest and calls `make lint`.
 PYTHON ?= python3
 
 .PHONY: native test lint clean

@@ -16,6 +16,14 @@ from octavo.server.options import ServerOptions
 from tests.server.fakes import Bench, Exchange, error_of
 
 SCHEMAS = openapi.describe()["components"]["schemas"]
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "request-fields.md"
+OWN = (
+    "audio best_of echo frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens"
+    " messages metadata modalities model n parallel_tool_calls prediction presence_penalty prompt prompt_cache_key"
+    " prompt_cache_retention reasoning_effort response_format safety_identifier seed service_tier stop store stream"
+    " stream_options suffix temperature tool_choice tools top_logprobs top_p user web_search_options"
+)
+"""The fields that are OpenAI's: of completions, of chats or of both."""
 
 
 def valid(schema: dict[str, Any], value: Any) -> bool:
@@ -50,6 +58,14 @@ def test_fields_that_are_refused_are_not_described(bench: Bench) -> None:
         if field.name not in fields:
             assert bench.error("/v1/completions", prompt="x", **{field.name: "something"})["param"] == field.name
     assert {"prompt", "n", "temperature", "stop"} <= fields and "suffix" not in fields
+
+
+def test_every_field_that_is_not_openais_has_its_row_and_every_row_its_field() -> None:
+    cells = re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.MULTILINE)
+    rows = {name for cell in cells for name in re.findall(r"`([a-z_]+)[.`]", cell)}
+    kinds = (protocol.CompletionRequest, protocol.ChatRequest)
+    fields = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
+    assert fields - set(OWN.split()) | {"best_of", "echo", "response_format"} <= rows <= fields
 
 
 @pytest.mark.parametrize(
