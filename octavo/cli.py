@@ -6,6 +6,7 @@ A command's module is imported only when it is called, so that ``--help`` costs 
 
 import errno
 import os
+import signal
 import sys
 import time
 from importlib import import_module
@@ -17,14 +18,16 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command. Returns the exit status: 0, or 64 for what the user can put right."""
-    started = _process_start()
+    """Runs one command. Returns the exit status: 0, 64 for what the user can put right, or 130 for Ctrl-C."""
     try:
+        started = _process_start()
         try:
             return _choose(sys.argv[1:] if arguments is None else arguments, started)
         finally:
             if sys.stdout is not None:  # it was closed from the beginning
                 sys.stdout.flush()  # or what cannot be written would be found out while the interpreter ends
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:
         silence_output()
         return 0
@@ -37,9 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _choose(arguments: list[str], started: float) -> int:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments == ["help"] or arguments[0] in ("-h", "--help"):
         print(help_text())
         return 0 if arguments else USAGE_ERROR
+    if arguments[0] == "help":
+        return _choose([*arguments[1:], "--help"], started)
     if arguments[0] in ("-V", "--version"):
         from octavo import __version__
 
@@ -65,17 +70,19 @@ def help_text() -> str:
 
 
 def _run(name: str, arguments: list[str], started: float) -> int:
-    from octavo.config import ConfigError
-    from octavo.sampling_params import ParameterError
-
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # msgspec crashes later, when its import is interrupted
     try:
+        from octavo.config import ConfigError
+        from octavo.sampling_params import ParameterError
+
         command = import_module(COMMANDS[name][0])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    try:
         return int(command.run(arguments, environment=dict(os.environ), started=started))
     except (ConfigError, ParameterError) as error:
         print(f"octavo: error: {error}", file=sys.stderr, flush=True)
         return USAGE_ERROR
-    except KeyboardInterrupt:
-        return 130
 
 
 def _process_start() -> float:

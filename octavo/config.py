@@ -54,7 +54,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Annotated[
         Literal["auto", "safetensors", "gguf", "dummy"], Meta(description="where weights come from; dummy: random")
     ] = "auto"
-    dtype: Annotated[Dtype, Meta(description="weights and activations; auto: bfloat16 unless the model is float32")] = "auto"
+    dtype: Annotated[
+        Dtype,
+        Meta(
+            description="weights and activations; auto: bfloat16 unless the model is float32; half, float16: refused, as they "
+            "are not computed on a CPU"
+        ),
+    ] = "auto"
     quantization: Annotated[
         Quantization,
         Meta(
@@ -102,7 +108,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     swap_space: Annotated[
         float, Meta(ge=0, le=2**14, description="GiB of host memory for swapped-out blocks; up to 1: less if memory is short")
     ] = 1.0
-    preemption_mode: Annotated[PreemptionMode, Meta(description="what happens to a group when blocks run out")] = "auto"
+    preemption_mode: Annotated[
+        PreemptionMode,
+        Meta(description="what happens to a group's blocks when they run out; auto: whichever is faster, as steps measure it"),
+    ] = "auto"
     scheduling_policy: Annotated[SchedulingPolicy, Meta(description="order of the queue; fair: API keys take turns")] = "fcfs"
     async_scheduling: Annotated[bool, Meta(description="plan the next step while the current one is computed")] = True
     enforce_eager: Annotated[bool, Meta(description="run the model op by op instead of replaying a recording of it")] = False

@@ -261,7 +261,8 @@ class _Sample:
         order = list(range(len(conversations)))
         random.Random(self.seed).shuffle(order)
         found: list[TraceRequest] = []
-        with tqdm(total=self.num_requests, desc="tokenize", unit="request", disable=not progress, leave=False) as bar:
+        disable = None if progress else True  # None: where there is no terminal
+        with tqdm(total=self.num_requests, desc="tokenize", unit="request", disable=disable, leave=False) as bar:
             for first in range(0, len(order), _BATCH):
                 batch = [conversations[i] for i in order[first : first + _BATCH]]
                 fitting = self._requests(batch)[: self.num_requests - len(found)]

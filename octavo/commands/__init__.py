@@ -1,4 +1,5 @@
-"""The commands of the command line, one module each with ``run(arguments, *, environment, started) -> exit status``."""
+"""The commands of the command line, one module each with ``run(arguments, *, environment, started) -> exit status``, and with
+``OPTIONS``, the types whose fields are its flags."""
 
 import contextlib
 import os

@@ -95,6 +95,7 @@ MEASUREMENTS = {
             "block_size",
             "enable_prefix_caching",
             "kv_allocation",
+            "pin_prefix",
             "gpu_memory_utilization",
             "kv_cache_memory_bytes",
             "num_gpu_blocks_override",
@@ -104,6 +105,8 @@ MEASUREMENTS = {
         ),
     ),
 }
+
+OPTIONS: flags.Options = (EngineConfig, *(entry.options for entry in MEASUREMENTS.values()))
 
 
 def help_text() -> str:
@@ -146,10 +149,10 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: fl
     entry = MEASUREMENTS[name]
     parsed = parser(name).parse_args(arguments[1:])
     if entry.running_server:
-        flags.warn_of_unknown(environment, entry.options)
+        flags.warn_of_unknown(environment, (entry.options,))
         return int(import_module(entry.module).main(flags.configure(entry.options, parsed, environment)))
     flags.take_model(parsed)
-    flags.warn_of_unknown(environment, EngineConfig, entry.options)
+    flags.warn_of_unknown(environment, (EngineConfig, entry.options))
     config = flags.configure(EngineConfig, parsed, environment)
     options = flags.configure(entry.options, parsed, environment)
     import_module(entry.module).main(config, options)

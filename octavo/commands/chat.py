@@ -5,6 +5,8 @@ what Ctrl-C does.
 """
 
 import contextlib
+import re
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Protocol
@@ -17,7 +19,8 @@ from octavo.commands.sampling import SamplingFlags
 from octavo.config import ConfigError, EngineConfig
 from octavo.sampling_params import ParameterError
 
-HELP = "/reset begins a new conversation, /quit ends, Ctrl-C stops an answer"
+HELP = "/reset begins a new conversation, /quit ends, /help says this, Ctrl-C stops an answer"
+_LOOK = 0.2
 Messages = list[dict[str, str]]
 
 
@@ -30,6 +33,9 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key: Annotated[str | None, Meta(description="key for that server")] = None
     system_prompt: Annotated[str | None, Meta(description="first message of every conversation")] = None
     quick: Annotated[str | None, Meta(description="say this one thing, print the answer and end")] = None
+
+
+OPTIONS: flags.Options = (EngineConfig, ChatOptions, SamplingFlags)
 
 
 class Partner(Protocol):
@@ -46,6 +52,7 @@ def parser() -> flags.Parser:
         description=f"Talk to a model. {HELP}.",
     )
     flags.add_model(made, help_text="demo model alias (smollm2), directory, .gguf file or hub id; with --url, its served name")
+    made.add_argument("-q", dest="quick", metavar="TEXT", help="the same as --quick")
     flags.add_flags(made, ChatOptions, title="chat")
     flags.add_flags(made, SamplingFlags, title="sampling")
     flags.add_flags(made, EngineConfig, title="engine, without --url", skip=("model",))
@@ -55,7 +62,7 @@ def parser() -> flags.Parser:
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
     parsed = parser().parse_args(arguments)
     flags.take_model(parsed)
-    flags.warn_of_unknown(environment, EngineConfig, ChatOptions, SamplingFlags)
+    flags.warn_of_unknown(environment, OPTIONS)
     options = flags.configure(ChatOptions, parsed, environment)
     sampling = flags.configure(SamplingFlags, parsed, environment)
     if options.url is not None:
@@ -95,7 +102,7 @@ def _converse(partner: Partner, opening: Messages) -> int:
     messages = list(opening)
     while True:
         try:
-            line = input("> " if interactive else "").strip()
+            line = (ask("> ") if interactive else input()).strip()
         except EOFError:
             return 0
         except KeyboardInterrupt:
@@ -105,6 +112,10 @@ def _converse(partner: Partner, opening: Messages) -> int:
             return 0
         if line == "/reset":
             messages = list(opening)
+        elif line == "/help":
+            print(HELP)
+        elif re.fullmatch("/[a-z]+", line):
+            print(f"no command {line}: {HELP}", file=sys.stderr, flush=True)
         elif line:
             messages.append({"role": "user", "content": line})
             try:
@@ -114,6 +125,17 @@ def _converse(partner: Partner, opening: Messages) -> int:
                     raise
                 messages.pop()
                 print(f"octavo: error: {error}\n/reset begins a new conversation", file=sys.stderr, flush=True)
+
+
+def ask(prompt: str) -> str:
+    """A line of the terminal. A Ctrl-C in the moment before the wait for a key begins would be noticed with that key alone: a
+    timer interrupts the wait, and what has come by then is noticed."""
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
+    try:
+        return input(prompt)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def say(answer: Iterator[str]) -> str:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from octavo.commands import flags
-from octavo.commands.chat import say
+from octavo.commands.chat import ask, say
 from octavo.commands.sampling import SamplingFlags
 from octavo.config import ConfigError
 
@@ -20,6 +20,9 @@ class CompleteOptions(msgspec.Struct, frozen=True, kw_only=True):
     model_name: Annotated[str | None, Meta(description="name that the server calls the model; default: its first")] = None
     api_key: Annotated[str | None, Meta(description="key for the server")] = None
     quick: Annotated[str | None, Meta(description="complete this one text and end; without it, each line of the input")] = None
+
+
+OPTIONS: flags.Options = (CompleteOptions, SamplingFlags)
 
 
 def parser() -> flags.Parser:
@@ -38,7 +41,7 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: fl
     from octavo.commands.remote import RemotePartner
 
     parsed = parser().parse_args(arguments)
-    flags.warn_of_unknown(environment, CompleteOptions, SamplingFlags)
+    flags.warn_of_unknown(environment, OPTIONS)
     options = flags.configure(CompleteOptions, parsed, environment)
     sampling = flags.configure(SamplingFlags, parsed, environment)
     partner = RemotePartner(options.url, api_key=options.api_key, model=options.model_name, fields=sampling.given())
@@ -50,7 +53,7 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: fl
     interactive = sys.stdin.isatty()
     while True:
         try:
-            text = input("> " if interactive else "")
+            text = ask("> ") if interactive else input()
         except (EOFError, KeyboardInterrupt):
             return 0
         if text:

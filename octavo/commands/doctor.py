@@ -11,6 +11,7 @@ from octavo import __version__
 from octavo.commands import flags
 from octavo.config import EngineConfig
 
+OPTIONS: flags.Options = (EngineConfig,)
 _PACKAGES = ("numpy", "ml-dtypes", "msgspec", "tokenizers", "jinja2", "starlette", "uvicorn", "uvloop", "prometheus-client")
 
 
@@ -24,7 +25,7 @@ def parser() -> flags.Parser:
 
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
     parser().parse_args(arguments)
-    flags.warn_of_unknown(environment, EngineConfig)
+    flags.warn_of_unknown(environment, OPTIONS)
     for title, lines in (
         ("octavo", _versions()),
         ("machine", _machine()),

@@ -6,18 +6,22 @@ the environment, and both over the default. Values are checked by the type itsel
 
 import argparse
 import re
+import shutil
 import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 
-from octavo.commands import USAGE_ERROR
+from octavo.commands import COMMANDS, USAGE_ERROR
 from octavo.config import ConfigError, configured
 
 T = TypeVar("T")
+Options = tuple[type[Any], ...]
+"""Configuration types."""
 PREFIX = "OCTAVO_"
 _SUFFIXES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
@@ -34,6 +38,7 @@ _METAVARS = {
     "otlp_traces_endpoint": "URL",
     "file": "FILE",
 }
+_WIDEST = 110
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -45,10 +50,10 @@ class Parser(argparse.ArgumentParser):
             prog=prog,
             description=description,
             usage=usage,
-            epilog=f"Each flag can also be set in the environment: --max-num-seqs as {PREFIX}MAX_NUM_SEQS, and so on.",
             formatter_class=_Formatter,
             allow_abbrev=False,
         )
+        self.set_defaults(command=prog)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {message}; see {self.prog} --help", file=sys.stderr, flush=True)
@@ -57,13 +62,14 @@ class Parser(argparse.ArgumentParser):
 
 class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=110)
+        terminal = shutil.get_terminal_size(fallback=(_WIDEST, 24)).columns
+        super().__init__(prog, max_help_position=34, width=min(_WIDEST, terminal))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """A switch that is off is shown under its name alone, one that is on with the way to turn it off; both always work."""
+        """A switch that is off is shown under its name alone, any other with the way to turn it off; both always work."""
         if isinstance(action, argparse.BooleanOptionalAction):
             name = action.option_strings[0]
-            return f"--[no-]{name[2:]}" if action.const else name
+            return name if action.const is False else f"--[no-]{name[2:]}"
         return super()._format_action_invocation(action)
 
 
@@ -122,9 +128,12 @@ def _is_int(hint: Any) -> bool:
 def add_flags(parser: argparse.ArgumentParser, struct: type[Any], *, title: str, skip: Sequence[str] = ()) -> None:
     """Adds a flag for every field of ``struct`` but those to ``skip``. None of them has a default for argparse."""
     group = parser.add_argument_group(title)
-    for field in fields_of(struct):
-        if field.name in skip:
-            continue
+    fields = [field for field in fields_of(struct) if field.name not in skip]
+    example = next((field for field in fields if "_" in field.name), fields[0])
+    parser.epilog = (
+        parser.epilog or f"Each flag can also be set in the environment: {example.flag} as {example.variable}, and so on."
+    )
+    for field in fields:
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field), "dest": field.name}
         if field.kind == "bool":
             group.add_argument(field.flag, action=argparse.BooleanOptionalAction, **options).const = field.default
@@ -176,8 +185,26 @@ def configure(struct: type[T], arguments: argparse.Namespace, environment: Mappi
             values[field.name], places[field.name] = _value(field, given, field.variable), field.variable
     missing = [f for f in fields_of(struct) if f.default is msgspec.NODEFAULT and f.name not in values]
     if missing:
-        raise ConfigError(f"say which {missing[0].name.replace('_', ' ')} ({missing[0].help})")
+        raise ConfigError(_say_which(missing[0], arguments))
     return configured(struct, values, places)
+
+
+def _say_which(field: Field, arguments: argparse.Namespace) -> str:
+    """What is missing, and where it goes."""
+    command = arguments.command
+    example = f", as in {command} smollm2" if field.name == "model" else ""
+    what = f"say which {field.name.replace('_', ' ')} ({field.help}){example}; see {command} --help"
+    taken = _taken_by_a_list(arguments) if field.name == "model" else None
+    if taken is None:
+        return what
+    name, value = taken
+    return f"{what}; --{name.replace('_', '-')} took {value}: if that is the model, put it first"
+
+
+def _taken_by_a_list(arguments: argparse.Namespace) -> tuple[str, str] | None:
+    """A flag of several values and the last of them, which may have been meant as MODEL."""
+    lists = ((name, given) for name, given in vars(arguments).items() if isinstance(given, list) and len(given) > 1)
+    return next(((name, given[-1]) for name, given in lists), None)
 
 
 def _value(field: Field, given: Any, place: str) -> Any:
@@ -219,12 +246,20 @@ def _boolean(text: str) -> bool:
     return lowered in _TRUE
 
 
-def warn_of_unknown(environment: Mapping[str, str], *structs: type[Any]) -> None:
-    """A line on stderr for each ``OCTAVO_*`` variable that is no field of ``structs``."""
-    known = [field.variable for struct in structs for field in fields_of(struct)]
-    for name in sorted(environment):
-        if name.startswith(PREFIX) and name not in known:
+def warn_of_unknown(environment: Mapping[str, str], structs: Options) -> None:
+    """A line on stderr for each ``OCTAVO_*`` variable that is no field of ``structs``, nor of another command."""
+    known = _variables(structs)
+    unknown = [name for name in sorted(environment) if name.startswith(PREFIX) and name not in known]
+    if not unknown:
+        return
+    of_others = {name for module, _ in COMMANDS.values() for name in _variables(import_module(module).OPTIONS)}
+    for name in unknown:
+        if name not in of_others:
             print(f"octavo: warning: {name} sets nothing{_nearest(name, known)}", file=sys.stderr, flush=True)
+
+
+def _variables(structs: Options) -> list[str]:
+    return [field.variable for struct in structs for field in fields_of(struct)]
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

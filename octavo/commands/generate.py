@@ -20,6 +20,9 @@ class GenerateOptions(msgspec.Struct, frozen=True, kw_only=True):
     json: Annotated[bool, Meta(description="one JSON object a prompt instead of text")] = False
 
 
+OPTIONS: flags.Options = (EngineConfig, GenerateOptions, SamplingFlags)
+
+
 def parser() -> flags.Parser:
     made = flags.Parser(
         prog="octavo generate",
@@ -37,7 +40,7 @@ def parser() -> flags.Parser:
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
     parsed = parser().parse_args(arguments)
     flags.take_model(parsed)
-    flags.warn_of_unknown(environment, EngineConfig, GenerateOptions, SamplingFlags)
+    flags.warn_of_unknown(environment, OPTIONS)
     config = flags.configure(EngineConfig, parsed, environment)
     options = flags.configure(GenerateOptions, parsed, environment)
     sampling = flags.configure(SamplingFlags, parsed, environment)

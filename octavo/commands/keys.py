@@ -18,7 +18,7 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True):
     """``description`` is the help text of the flag of the same name."""
 
     file: Annotated[str, Meta(description="the keys file, which octavo serve reads as --api-keys-file; made if need be")]
-    role: Annotated[Role, Meta(description="user: the API; metrics: /metrics and /load alone; admin: both")] = "user"
+    role: Annotated[Role, Meta(description="user: the API; metrics: /metrics, /load and /version alone; admin: all")] = "user"
     max_concurrency: Annotated[Limit | None, Meta(description="requests at once")] = None
     requests_per_minute: Annotated[Limit | None, Meta(description="requests a minute")] = None
     tokens_per_minute: Annotated[Limit | None, Meta(description="tokens of prompts and outputs a minute")] = None
@@ -26,6 +26,9 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True):
         str | None, Meta(description="share the prefix cache with keys of the same scope, '' with all without; default: NAME")
     ] = None
     priority: Annotated[int, Meta(description="lower is served first, with --scheduling-policy priority")] = 0
+
+
+OPTIONS: flags.Options = (NewKey,)
 
 
 def parser() -> flags.Parser:

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from octavo.commands import flags
 from octavo.config import EngineConfig
 
+OPTIONS: flags.Options = (EngineConfig,)
+
 
 def parser() -> flags.Parser:
     made = flags.Parser(
         prog="octavo pack",
         usage="octavo pack MODEL [flags]",
         description="Pack a model's weights, quantized first if asked, into a file in the cache. Whatever loads the model with "
-        "the same flags then maps the file: a large model starts in about a second, and processes share its memory. The file "
+        "the same flags then maps the file: a large model starts in a few seconds, and processes share its memory. The file "
         "is as large as the weights in memory; delete it when it is not wanted. It is of this build and this kind of "
         "processor, and left alone when either, or the model, has changed; pack again then.",
     )
@@ -26,7 +28,7 @@ def parser() -> flags.Parser:
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
     parsed = parser().parse_args(arguments)
     flags.take_model(parsed)
-    flags.warn_of_unknown(environment, EngineConfig)
+    flags.warn_of_unknown(environment, OPTIONS)
     config = flags.configure(EngineConfig, parsed, environment)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no half of a file is left
 

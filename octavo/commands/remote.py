@@ -16,13 +16,14 @@ _TIMEOUT = 600.0
 
 
 class RemotePartner:
-    """``url`` is the API's base, with its ``/v1``. Without ``model``, the first one that the server names is asked.
+    """``url`` is the API's base; without a path, ``/v1`` there. Without ``model``, the server's first is asked.
 
     Raises ``ConfigError`` when the server cannot be reached or refuses.
     """
 
     def __init__(self, url: str, *, api_key: str | None, model: str | None, fields: Mapping[str, Any]) -> None:
         self._parts = server_url(url, flag="--url", wanted="give it as http://HOST:PORT/v1")
+        self._path = self._parts.path.rstrip("/") or "/v1"
         self._headers = {"content-type": "application/json"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
@@ -87,10 +88,12 @@ class RemotePartner:
         self, connection: http.client.HTTPConnection, method: str, route: str, body: str | None = None
     ) -> http.client.HTTPResponse:
         try:
-            connection.request(method, self._parts.path.rstrip("/") + route, body, self._headers)
+            connection.request(method, self._path + route, body, self._headers)
             response = connection.getresponse()
         except OSError as error:
-            raise ConfigError(f"--url: cannot reach {self._parts.netloc}: {error}") from None
+            hint = "start a server with octavo serve MODEL, or give another --url"
+            raise ConfigError(f"cannot reach {self._parts.netloc}: {error}; {hint}") from None
         if response.status != 200:
-            raise ConfigError(f"{self._parts.netloc} answered {response.status}: {error_text(response.read())}")
+            hint = " (--api-key)" if response.status == 401 else ""
+            raise ConfigError(f"{self._parts.netloc} answered {response.status}: {error_text(response.read())}{hint}")
         return response

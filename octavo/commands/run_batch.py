@@ -7,6 +7,8 @@ from octavo.config import EngineConfig
 from octavo.server import batch
 from octavo.server.batch import BatchOptions
 
+OPTIONS: flags.Options = (EngineConfig, BatchOptions)
+
 
 def parser() -> flags.Parser:
     made = flags.Parser(
@@ -25,6 +27,6 @@ def parser() -> flags.Parser:
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
     parsed = parser().parse_args(arguments)
     flags.take_model(parsed)
-    flags.warn_of_unknown(environment, EngineConfig, BatchOptions)
+    flags.warn_of_unknown(environment, OPTIONS)
     config = flags.configure(EngineConfig, parsed, environment)
     return batch.run(config, flags.configure(BatchOptions, parsed, environment))

@@ -7,6 +7,8 @@ from octavo.config import EngineConfig
 from octavo.server import main as server
 from octavo.server.options import ServerOptions
 
+OPTIONS: flags.Options = (EngineConfig, ServerOptions)
+
 
 def parser() -> flags.Parser:
     made = flags.Parser(
@@ -23,7 +25,7 @@ def parser() -> flags.Parser:
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
     parsed = parser().parse_args(arguments)
     flags.take_model(parsed)
-    flags.warn_of_unknown(environment, EngineConfig, ServerOptions)
+    flags.warn_of_unknown(environment, OPTIONS)
     config = flags.configure(EngineConfig, parsed, environment)
     options = flags.configure(ServerOptions, parsed, environment)
     return server.run(config, options, process_start=started)

@@ -63,6 +63,11 @@ class Keyring:
         """Raises ``ConfigError``."""
         return Keyring(options.api_key, path=options.api_keys_file)
 
+    @property
+    def finds_pinned(self) -> bool:
+        """Whether anybody shares the prefix cache of those without a scope, in which pinned prefixes are."""
+        return self.is_open or any(client.cache_scope("") == "" for _, client in self._clients)
+
     def reload(self) -> int:
         """Reads the file, if there is one; what keys have used of their limits stays. Returns the number of its keys.
 

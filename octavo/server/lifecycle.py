@@ -47,6 +47,11 @@ _TRACES_WAIT = 2.0
 _LOG_WAIT = 1.0
 """Seconds for the last lines of the log to be written."""
 
+_PINNED_FOR_NOBODY = (
+    "--pin-prefix: no key finds what is pinned, as each has a part of the prefix cache of its own: "
+    "make keys with octavo keys new NAME --cache-scope ''"
+)
+
 
 class Lifecycle:
     """Made outside the event loop, run once inside it."""
@@ -101,6 +106,8 @@ class Lifecycle:
         self._catch_signals()
         if self._options.inject_faults:
             self._log.warning("faults", "--inject-faults: requests may ask to fail; this is for tests")
+        if self._config.pin_prefix and not self._keys.finds_pinned:
+            self._log.warning("pin", _PINNED_FOR_NOBODY)
         serving = asyncio.create_task(self._http.serve(sockets=[self._sock]))
         loading = asyncio.create_task(self._load(started))
         exit_status = await self._until_told(loading)

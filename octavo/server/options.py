@@ -30,7 +30,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: Annotated[
         tuple[str, ...], Meta(description="web pages that may call this server, as https://example.org; *: all")
     ] = ()
-    drain_timeout: Annotated[float, Meta(ge=0, description="seconds that running requests get to finish after SIGTERM")] = 30.0
+    drain_timeout: Annotated[
+        float, Meta(ge=0, description="seconds that running requests get to finish after SIGTERM or Ctrl-C")
+    ] = 30.0
     enable_auto_tool_choice: Annotated[
         bool, Meta(description="let the model decide on calls when a request brings tools and says nothing else")
     ] = True

@@ -39,7 +39,7 @@ def _of_integers(ready: Ready) -> list[str]:
 def _of_loading(ready: Ready) -> list[str]:
     if ready.phases.get("load weights", 0.0) < _LONG or not ready.backend.startswith("cpu"):
         return []
-    return ["`octavo pack`, once, with the same model and flags, keeps its weights packed: then they are loaded in a second"]
+    return ["`octavo pack`, once, with the same model and flags, keeps its weights packed: then they load in a few seconds"]
 
 
 def breakdown(ready: Ready, *, process_start: float, spawned_at: float, now: float) -> dict[str, float]:

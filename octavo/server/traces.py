@@ -56,7 +56,9 @@ class Traces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        logging.getLogger("opentelemetry.exporter").propagate = False  # a line a failure and a retry; here it is one in all
+        chatty = logging.getLogger("opentelemetry.exporter")  # a line a failure and a retry; here it is one in all
+        chatty.propagate = False
+        chatty.addHandler(logging.NullHandler())  # without any, Python writes warnings to stderr itself
         provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         try:
             exporter = OTLPSpanExporter(endpoint=self._url)

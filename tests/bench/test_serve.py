@@ -535,6 +535,28 @@ def test_refusals_are_told_and_no_answer_at_all_is_a_failure(server: RunningServ
     out, err = capsys.readouterr()
     assert json.loads(out)["failed"] == 12 and "12 requests failed: 400: temperature" in err
     assert cli.main(["bench", "serve", "--base-url", server.url, "--num-prompts", "1"]) == 64
-    assert "answered 401" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "answered 401" in err and err.endswith(" (--api-key)\n") and "{" not in err
+    assert cli.main(["bench", "serve", "--base-url", server.url, "--num-prompts", "1", "--model", "m"]) == 64
+    assert capsys.readouterr().err.endswith(" (--api-key)\n"), "and no talk of tokenizers"
     assert cli.main(["bench", "serve", "--base-url", "http://127.0.0.1:9", "--num-prompts", "1"]) == 64
-    assert "cannot reach 127.0.0.1:9" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "cannot reach 127.0.0.1:9" in err and "octavo serve MODEL" in err and "--ready-check-timeout-sec" in err
+
+
+def test_a_model_that_the_server_has_not(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*bench(server, "serve"), "--model", "nope"]) == 64
+    err = capsys.readouterr().err
+    assert "the server has no model 'nope', but " in err and "--model" in err and "--tokenizer" not in err
+
+
+def test_a_server_that_is_not_ready_yet() -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+        def do_GET(self) -> None:
+            self.wfile.write(b'HTTP/1.0 503 Busy\r\n\r\n{"error": {"message": "the model is being loaded"}}')
+
+    with serving(Handler) as url, pytest.raises(ConfigError) as caught:
+        ServerApi(url, headers={}).first_model()
+    assert "answered 503 to /v1/models: the model is being loaded (--ready-check-timeout-sec " in str(caught.value)

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -128,11 +129,12 @@ def test_chat_in_this_process(model: str, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_chat_with_a_server_is_the_same_chat(model: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    say = ["--quick", "hello", "--max-tokens", "12", "--temperature", "0"]
+    say = ["-q", "hello", "--max-tokens", "12", "--temperature", "0"]
     assert cli.main(["chat", model, *say, "--swap-space", "0"]) == 0
     here = capsys.readouterr().out
-    assert cli.main(["chat", "--url", url, "--api-key", "key", *say]) == 0
-    assert capsys.readouterr().out == here
+    for place in (url, url.removesuffix("/v1"), f"{url.removesuffix('/v1')}/"):
+        assert cli.main(["chat", "--url", place, "--api-key", "key", *say]) == 0
+        assert capsys.readouterr().out == here
 
 
 def test_a_server_completes_as_this_process_does(
@@ -153,7 +155,8 @@ def test_a_server_completes_as_this_process_does(
 def test_a_servers_refusal_is_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     place = url.removeprefix("http://").removesuffix("/v1")
     assert cli.main(["chat", "--url", url, "--quick", "hello"]) == 64
-    assert capsys.readouterr().err.startswith(f"octavo: error: {place} answered 401: ")
+    err = capsys.readouterr().err
+    assert err.startswith(f"octavo: error: {place} answered 401: ") and err.endswith(" (--api-key)\n")
     assert cli.main(["chat", "other", "--url", url, "--api-key", "key", "--quick", "hello"]) == 64
     assert capsys.readouterr().err.startswith(f"octavo: error: {place} answered 404: The model `other` does not exist")
 
@@ -161,7 +164,9 @@ def test_a_servers_refusal_is_shown(url: str, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("arguments", [["chat"], ["chat", "m"], ["complete"]])
 def test_a_server_that_is_not_there_is_said_not_to_be_reached(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*arguments, "--url", "http://127.0.0.1:1/v1", "--quick", "hello"]) == 64
-    assert capsys.readouterr().err.startswith("octavo: error: --url: cannot reach 127.0.0.1:1: ")
+    err = capsys.readouterr().err
+    assert err.startswith("octavo: error: cannot reach 127.0.0.1:1: ")
+    assert err.endswith("; start a server with octavo serve MODEL, or give another --url\n")
 
 
 class Echo:
@@ -184,7 +189,7 @@ class Echo:
 
 def test_a_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lines = iter(["one", "", "two", "three", "/reset", "four", "/quit", "never"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
     partner = Echo()
     opening = [{"role": "system", "content": "be brief"}]
     assert chat._converse(partner, opening) == 0
@@ -199,6 +204,18 @@ def test_a_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     ]
     assert partner.heard[3] == [*opening, {"role": "user", "content": "four"}]
     assert partner.closed == 4
+
+
+def test_what_looks_like_a_command_is_not_said_to_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["/help", "/exit", "/etc/hosts", "/tmp is full", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
+    partner = Echo()
+    assert chat._converse(partner, []) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [chat.HELP, "1 messages", "3 messages"]
+    assert err.splitlines() == [f"no command /exit: {chat.HELP}"]
 
 
 class Forgetful:
@@ -218,7 +235,7 @@ class Forgetful:
 
 def test_a_full_context_ends_no_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lines = iter(["one", "two", "three", "/reset", "four", "/quit"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
     monkeypatch.setattr("sys.stdin", Terminal())
     partner = Forgetful()
     assert chat._converse(partner, []) == 0
@@ -228,9 +245,34 @@ def test_a_full_context_ends_no_conversation(monkeypatch: pytest.MonkeyPatch, ca
     assert err.splitlines() == ["octavo: error: no room", "/reset begins a new conversation"] * 2
 
 
+_INTERRUPTED = """
+import readline, signal, sys, threading, time
+from octavo.commands.chat import ask
+
+def interrupt():
+    time.sleep(0.5)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # not the thread that waits
+
+threading.Thread(target=interrupt).start()
+try:
+    ask("> ")
+except KeyboardInterrupt:
+    sys.exit(3)
+"""
+
+
+def test_an_interrupt_that_does_not_interrupt_the_wait_is_noticed() -> None:
+    inner, outer = pty.openpty()
+    with os.fdopen(inner, "rb"), os.fdopen(outer, "r+b", buffering=0) as terminal:
+        ended = subprocess.run(
+            [sys.executable, "-c", _INTERRUPTED], stdin=terminal, stdout=terminal, timeout=20, cwd=ROOT, check=False
+        )
+    assert ended.returncode == 3
+
+
 def test_an_error_ends_a_conversation_that_is_no_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = iter(["one", "two", "three"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
     with pytest.raises(ParameterError, match="no room"):
         chat._converse(Forgetful(), [])
 
@@ -241,7 +283,7 @@ class Terminal(io.StringIO):
 
 
 def test_the_end_of_input_ends_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_more(prompt: str) -> str:
+    def no_more(prompt: str = "") -> str:
         raise EOFError
 
     monkeypatch.setattr("builtins.input", no_more)

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from octavo import cli
 from octavo.bench.options import RooflineOptions
-from octavo.commands import COMMANDS, bench, chat, complete, flags, generate, run_batch, serve
+from octavo.commands import COMMANDS, bench, chat, complete, flags, generate, keys, pack, run_batch, serve
 from octavo.config import ConfigError, EngineConfig
 from octavo.server.options import ServerOptions
 
@@ -117,8 +117,14 @@ def test_the_model_is_positional_or_a_flag() -> None:
     assert parse(["one"], EngineConfig).model == parse(["--model", "one"], EngineConfig).model == "one"
     with pytest.raises(ConfigError, match="two models"):
         parse(["one", "--model", "two"], EngineConfig)
-    with pytest.raises(ConfigError, match="which model"):
+    with pytest.raises(ConfigError, match=r"which model .*, as in octavo serve smollm2; see octavo serve --help$"):
         parse([], EngineConfig, {"X": "y"})
+
+
+def test_a_model_behind_a_list_is_said_to_be_taken() -> None:
+    with pytest.raises(ConfigError, match=r"--api-key took model\.gguf: if that is the model, put it first"):
+        parse(["--api-key", "secret", "model.gguf"], EngineConfig, {"X": "y"})
+    assert parse(["model.gguf", "--api-key", "secret"], EngineConfig).model == "model.gguf"
 
 
 @pytest.mark.parametrize("text", ["-1", "auto"])
@@ -151,10 +157,16 @@ def test_bad_variables_name_themselves() -> None:
 
 
 def test_unknown_variables_are_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
-    flags.warn_of_unknown({"OCTAVO_PROT": "1", "OCTAVO_ZZZ": "1", "OCTAVO_PORT": "1", "PATH": ""}, ServerOptions)
+    flags.warn_of_unknown({"OCTAVO_PROT": "1", "OCTAVO_ZZZ": "1", "OCTAVO_PORT": "1", "PATH": ""}, (ServerOptions,))
     first, second = capsys.readouterr().err.splitlines()
     assert first == "octavo: warning: OCTAVO_PROT sets nothing; did you mean OCTAVO_PORT?"
     assert second == "octavo: warning: OCTAVO_ZZZ sets nothing"
+
+
+def test_variables_of_other_commands_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    others = ("PORT", "URL", "BASE_URL", "PROMPT", "CACHE_SCOPE", "INPUT_FILE", "TEMPERATURE")
+    flags.warn_of_unknown({f"OCTAVO_{name}": "1" for name in others}, (EngineConfig,))
+    assert capsys.readouterr().err == ""
 
 
 PARSERS = [
@@ -163,6 +175,8 @@ PARSERS = [
     generate.parser(),
     complete.parser(),
     run_batch.parser(),
+    pack.parser(),
+    keys.parser(),
     *map(bench.parser, bench.MEASUREMENTS),
 ]
 
@@ -215,14 +229,30 @@ def test_help_explains_every_flag(parser: flags.Parser) -> None:
 def test_help_tells_every_default_in_the_same_words(parser: flags.Parser) -> None:
     text = " ".join(parser.format_help().split())
     assert text.count("default") == text.count("(default: ")
-    assert "OCTAVO_MAX_NUM_SEQS" in text
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.prog)
+def test_the_example_of_a_variable_is_of_a_flag_that_there_is(parser: flags.Parser) -> None:
+    text = " ".join(parser.format_help().split())
+    flag, variable = text.partition("set in the environment: ")[2].removesuffix(", and so on.").split(" as ")
+    assert flag in parser._option_string_actions and variable == "OCTAVO_" + flag[2:].replace("-", "_").upper()
+
+
+def test_help_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, widest in ((80, 80), (300, 110)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert widest - 20 < max(map(len, serve.parser().format_help().splitlines())) <= widest
+
+
+def test_a_switch_that_depends_is_shown_with_the_way_to_turn_it_off() -> None:
+    assert "--[no-]ignore-eos" in bench.parser("serve").format_help()
 
 
 def test_the_help_of_serve_reads_well() -> None:
     text = " ".join(serve.parser().format_help().split())
     for words in (
         "fraction of the device's usable memory for Octavo (default: 0.4 on a CPU)",
-        "after SIGTERM (default: 30)",
+        "after SIGTERM or Ctrl-C (default: 30)",
         "longest request body (default: 4M)",
         "--[no-]enable-prefix-caching keep finished blocks",
         "--chat-template FILE",
@@ -246,6 +276,7 @@ def test_kinds_of_fields() -> None:
     [
         (["--help"], 0, "octavo COMMAND --help"),
         (["help"], 0, "serve"),
+        (["help", "bench"], 0, "  roofline    how near"),
         (["--version"], 0, "octavo 0.1.0"),
         ([], 64, "commands:"),
         (["bench", "--help"], 0, "  roofline    how near"),
@@ -255,6 +286,21 @@ def test_kinds_of_fields() -> None:
 def test_the_top_level(arguments: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == status
     assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["serve"], ["bench", "serve"], ["keys", "new"]])
+def test_help_of_a_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["help", *arguments])
+    assert caught.value.code == 0 and capsys.readouterr().out.startswith(f"usage: octavo {' '.join(arguments)} ")
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_process_start", interrupt)
+    assert cli.main(["serve", "m"]) == 130
 
 
 UNREADABLE = [

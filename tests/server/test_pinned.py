@@ -10,6 +10,8 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.config import ConfigError
+from octavo.server.auth import Keyring
+from octavo.server.keys import Key, add_key
 from tests.server.test_process import running, serve_and_wait
 from tests.server.tiny import RunningServer
 
@@ -70,6 +72,20 @@ def test_what_cannot_be_pinned_is_one_line_and_64(
     assert ended.returncode == 64, ended.stderr
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("octavo: error: ")]
     assert words in line
+
+
+def test_pinned_for_nobody_is_a_warning(tiny_model: Path, files: tuple[str, str], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    add_key(str(keys), Key(name="a", sha256="a" * 64))
+    with running(tiny_model, "--pin-prefix", files[1], "--api-keys-file", str(keys)) as server:
+        server.wait_ready()
+        (line,) = [line for line in server.lines if '"event":"pin"' in line]
+        assert '"level":"warning"' in line and "no key finds what is pinned" in line
+        assert server.stop() == 0
+    assert not Keyring(path=str(keys)).finds_pinned
+    add_key(str(keys), Key(name="b", sha256="b" * 64, cache_scope=""))
+    for ring in (Keyring(path=str(keys)), Keyring(("plain",)), Keyring()):
+        assert ring.finds_pinned
 
 
 def test_llm_pins_files_too(tiny_model: Path, files: tuple[str, str]) -> None:

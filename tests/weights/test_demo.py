@@ -58,9 +58,12 @@ def forbid_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", refuse)
 
 
-def test_fetched_once_and_kept(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetched_once_and_kept(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     cache = tmp_path / "cache" / "models"
     path = fetch_demo_model("tiny", cache_dir=cache, progress=True, models=tiny())
+    assert capsys.readouterr() == ("", ""), "a bar is for terminals"
     assert path == cache / "tiny.gguf"
     assert path.read_bytes() == CONTENT
     assert sorted(entry.name for entry in cache.iterdir()) == [".tiny.gguf.lock", ".tiny.gguf.verified", "tiny.gguf"]

@@ -23,6 +23,8 @@ POLICY_COLORS = {
     "fastertransformer": "#7d5ba6",
 }
 COLORS = ("#1f6fb4", "#c2571a", "#3c9a5f", "#7d5ba6", "#c9a227", "#4b9aa8", "#b5476b", "#8a8f98", "#5b7f2b")
+_BLANK = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+"""Behind a number, so that no line goes through it."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "h")
 
 
@@ -75,7 +77,7 @@ def frame(axes: Any, *, title: str, x: str, y: str, percent: bool = False) -> No
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=8, color=GRID, which="both")
     if percent:
-        axes.yaxis.set_major_formatter("{x:.0%}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.6g}%")  # as many decimals as a tick has
     for spine in axes.spines.values():
         spine.set_color(GRID)
 
@@ -95,11 +97,10 @@ def curves(axes: Any, drawn: Sequence[Curve], *, top: float | None = None) -> No
         )
     if top is not None:
         axes.set_ylim(0, top)
-    legend(axes)
 
 
 def bars(axes: Any, groups: Sequence[str], drawn: Sequence[Bars], *, numbers: str = "{:.0%}") -> None:
-    """Groups of bars side by side, each with its number above it; ``numbers`` formats them, "" leaves them out."""
+    """Groups of bars side by side, each with its number at its end; ``numbers`` formats them, "" leaves them out."""
     width = 0.8 / max(1, len(drawn))
     for place, series in enumerate(drawn):
         offset = (place - (len(drawn) - 1) / 2) * width
@@ -114,11 +115,13 @@ def bars(axes: Any, groups: Sequence[str], drawn: Sequence[Bars], *, numbers: st
                 axes.annotate(
                     numbers.format(height),
                     (x, height),
-                    xytext=(0, 2),
+                    xytext=(0, 2 if height >= 0 else -2),
                     textcoords="offset points",
                     ha="center",
+                    va="bottom" if height >= 0 else "top",
                     fontsize=7 if len(drawn) * len(groups) < 16 else 6,
                     color=INK,
+                    bbox=_BLANK,
                 )
     axes.set_xticks(range(len(groups)), groups, fontsize=8)
     axes.grid(False, axis="x")

@@ -12,13 +12,16 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from octavo.bench.serve.events import error_text
 from octavo.config import ConfigError, EngineConfig
 
 _TIMEOUT = 60.0
+_WAIT_HINT = "--ready-check-timeout-sec waits for one that is starting"
+_UNAVAILABLE = {401: "--api-key", 503: _WAIT_HINT}
 
 
-class UnreachableError(ConfigError):
-    """Nobody answers."""
+class UnavailableError(ConfigError):
+    """Nobody answers, or not yet, or not to us."""
 
 
 class TokenCounter(Protocol):
@@ -49,11 +52,18 @@ class ServerApi:
 
     def first_model(self) -> str:
         """The first name that the server calls its model."""
+        return self.models()[0]
+
+    def models(self) -> list[str]:
+        """The names that the server calls its models, one at least."""
         answer = self.call("GET", "/v1/models")
         try:
-            return str(answer["data"][0]["id"])
+            found = [str(model["id"]) for model in answer["data"]]
         except (LookupError, TypeError):
-            raise ConfigError(f"{self._parts.netloc} names no model under /v1/models: give --model") from None
+            found = []
+        if not found:
+            raise ConfigError(f"{self._parts.netloc} names no model under /v1/models: give --model")
+        return found
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """JSON there and back."""
@@ -61,9 +71,13 @@ class ServerApi:
         try:
             status, answer = self._exchange(method, path, data)
         except (OSError, http.client.HTTPException) as error:
-            raise UnreachableError(f"cannot reach {self._parts.netloc}: {error}") from None
+            hint = f"start a server with octavo serve MODEL, or give another --base-url; {_WAIT_HINT}"
+            raise UnavailableError(f"cannot reach {self._parts.netloc}: {error}; {hint}") from None
         if status != 200:
-            raise ConfigError(f"{self._parts.netloc} answered {status} to {path}: {answer[:200].decode(errors='replace')}")
+            message = f"{self._parts.netloc} answered {status} to {path}: {error_text(answer)}"
+            if status in _UNAVAILABLE:
+                raise UnavailableError(f"{message} ({_UNAVAILABLE[status]})")
+            raise ConfigError(message)
         try:
             return json.loads(answer)
         except ValueError:
@@ -120,10 +134,20 @@ class ServerTokens:
     def _ask(self, path: str, body: Any, key: str) -> Any:
         try:
             return self._api.call("POST", path, body)[key]
-        except UnreachableError:
+        except UnavailableError:
             raise
         except (ConfigError, LookupError, TypeError) as error:
+            self._check_model()
             raise ConfigError(f"the server cannot count tokens ({error}): give --tokenizer") from None
+
+    def _check_model(self) -> None:
+        """Raises ``ConfigError`` when the server has no such model."""
+        try:
+            names = self._api.models()
+        except ConfigError:
+            return
+        if self._model not in names:
+            raise ConfigError(f"the server has no model {self._model!r}, but {', '.join(names)}: see --model") from None
 
 
 def open_tokens(tokenizer: str | None, api: ServerApi, model: str) -> TokenCounter:

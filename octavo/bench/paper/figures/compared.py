@@ -108,6 +108,7 @@ class Compared:
                 for index, m in enumerate(found)
             ]
             drawing.curves(place, shown, top=2 * threshold)
+            drawing.legend(place)
             place.set_xlim(left=0)
             drawing.level(place, threshold, "threshold")
         for place in axes[len(panels) :]:

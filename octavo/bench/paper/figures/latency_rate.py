@@ -88,6 +88,7 @@ class LatencyRate:
             drawing.curves(place, drawn, top=2 * threshold)
             place.set_xlim(left=0)
             drawing.level(place, threshold, "threshold")
+        drawing.common_legend(axes[0])  # in a panel it would lie over curves
         for place in axes[len(panels) :]:
             place.set_visible(False)
         return picture

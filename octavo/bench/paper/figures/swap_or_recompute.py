@@ -98,6 +98,7 @@ class SwapOrRecompute:
             for i, (way, title) in enumerate(WAYS.items())
         ]
         drawing.curves(left, shown)
+        drawing.legend(left)
         left.set_yscale("log")
         left.set_xticks(range(len(overheads)), [str(m["block"]) for m in overheads])
         drawing.frame(right, title="Under pressure, ShareGPT", x="tokens in a block", y="tokens/s")
