@@ -7,7 +7,7 @@ library is imported when the first tokenizer is built, so that importing octavo 
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -117,6 +117,10 @@ class Tokenizer:
         """One token as text, its leading space included; what log-probabilities show. Parts of characters become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    def piece(self, token_id: int) -> str:
+        """The token as the vocabulary writes it, as in "Ġworld"; "" outside."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     def is_special(self, token_id: int) -> bool:
         """Whether ``skip_special_tokens`` leaves the token out of text."""
         return token_id in self.special_token_ids
@@ -142,10 +146,12 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> str:
         """Messages -> prompt text, by the model's template; encode it with ``add_special_tokens=False``.
 
-        ``continue_final_message`` leaves the last message open so that the model goes on with it. Raises ParameterError.
+        ``continue_final_message`` leaves the last message open so that the model goes on with it. ``warn`` takes a sentence
+        about what is passed over. Raises ParameterError.
         """
         if self.chat_template is None:
             raise ParameterError(
@@ -158,6 +164,7 @@ class Tokenizer:
             tools=tools,
             documents=documents,
             template_kwargs=template_kwargs,
+            warn=warn,
             special_tokens=self.special_tokens,
         )
 

@@ -5,9 +5,10 @@ The sandbox and its bounds live in ``sandbox``. Knows nothing of tokens. The inv
 do, the caller gets text or a ParameterError; a template is compiled once and then only rendered.
 """
 
+import itertools
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,10 @@ class _Compiled:
     """The names that it reads and does not set itself."""
     takes_parts: bool
     """Whether it goes through a message's content part by part; else parts are joined to one text for it."""
+    opens_arguments: bool
+    """Whether it goes through a call's arguments one by one, and so can do nothing with what is no object."""
+    knows_developer: bool
+    """Whether it has anything to say of the role of this name."""
     source: str
 
 
@@ -56,10 +61,16 @@ class ChatTemplate:
                 raise ConfigError(f"The chat template in {source} is longer than {MAX_TEMPLATE_CHARACTERS} characters.")
             try:
                 tree = environment.parse(text)
-                takes_parts, variables = _takes_parts(tree), frozenset(meta.find_undeclared_variables(tree))
                 code = environment.compile(environment.instrument(text), name=name)
                 template = Template.from_code(environment, code, environment.make_globals(None))
-                compiled[name] = _Compiled(template, variables, takes_parts, text)
+                compiled[name] = _Compiled(
+                    template,
+                    variables=frozenset(meta.find_undeclared_variables(tree)),
+                    takes_parts=_loops_over(tree, "content"),
+                    opens_arguments=_loops_over(tree, "arguments"),
+                    knows_developer='"developer"' in text or "'developer'" in text,
+                    source=text,
+                )
             except (TemplateSyntaxError, RecursionError, SyntaxError, ValueError) as error:
                 line = getattr(error, "lineno", None)
                 where = f" at line {line}" if line else ""
@@ -79,18 +90,26 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None,
         special_tokens: Mapping[str, str],
         documents: Sequence[Mapping[str, Any]] | None = None,
+        warn: Callable[[str], None] | None = None,
         max_seconds: float = MAX_SECONDS,
         max_characters: int = MAX_OUTPUT_CHARACTERS,
     ) -> str:
-        """-> the prompt. Raises ParameterError for messages that are malformed, that the template refuses or fails on, and for
-        a render beyond ``max_seconds`` or ``max_characters``."""
+        """-> the prompt. ``warn`` takes a sentence about what is passed over; without it, variables that would change nothing
+        are refused. Raises ParameterError for messages that are malformed, that the template refuses or fails on, and for a
+        render beyond ``max_seconds`` or ``max_characters``."""
         if continue_final_message and add_generation_prompt:
             raise ParameterError(
                 "continue_final_message and add_generation_prompt cannot both be true.", param="continue_final_message"
             )
         chosen = self._choose(bool(tools))
-        extra = _extra_variables(template_kwargs, known=chosen.variables)
-        plain = [_plain_message(message, i, takes_parts=chosen.takes_parts) for i, message in enumerate(_checked(messages))]
+        extra = _extra_variables(template_kwargs, known=chosen.variables, warn=warn)
+        told: set[str] = set()
+        plain = [_plain_message(message, i, chosen, told) for i, message in enumerate(_checked(messages))]
+        if warn is not None:
+            for warning in told:
+                warn(warning)
+        if not chosen.knows_developer:
+            plain = _developers_as_system(plain)
         marker = _mark_end(plain) if continue_final_message else ""
         variables = {
             **special_tokens,
@@ -142,36 +161,56 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any
     return messages
 
 
-def _plain_message(message: Mapping[str, Any], index: int, *, takes_parts: bool) -> dict[str, Any]:
+def _plain_message(message: Mapping[str, Any], index: int, chosen: _Compiled, told: set[str]) -> dict[str, Any]:
     """A message as templates expect it: known keys only, content a text (or a list of parts where the template reads those),
-    arguments of tool calls as objects, reasoning under both of its names."""
+    arguments of tool calls as objects, reasoning under both of its names. Adds to ``told`` what the caller should know."""
     plain = {key: message[key] for key in _MESSAGE_KEYS if message.get(key) is not None}
     if not plain.get("tool_calls", True):  # templates ask whether there is a list, not whether it has anything in it
         del plain["tool_calls"]
-    plain["content"] = _plain_content(message.get("content"), index, takes_parts=takes_parts)
+    plain["content"], thinking = _plain_content(message.get("content"), index, takes_parts=chosen.takes_parts)
     if "tool_calls" in plain:
-        plain["tool_calls"] = [_plain_tool_call(call, index) for call in _list_of(plain["tool_calls"], index)]
-    reasoning = plain.get("reasoning", plain.get("reasoning_content"))
+        plain["tool_calls"] = [_plain_tool_call(call, index, chosen, told) for call in _list_of(plain["tool_calls"], index)]
+    reasoning = plain.get("reasoning", plain.get("reasoning_content", thinking))
     if reasoning is not None:
         plain["reasoning"] = plain["reasoning_content"] = reasoning
     return plain
 
 
-def _plain_content(content: Any, index: int, *, takes_parts: bool) -> str | list[dict[str, str]]:
+def _plain_content(content: Any, index: int, *, takes_parts: bool) -> tuple[str | list[dict[str, str]], str | None]:
+    """The content, and what was thought where that is among its parts."""
     if content is None or isinstance(content, str):
-        return content or ""
-    parts = []
+        return content or "", None
+    parts, thoughts = [], []
     for part in _list_of(content, index):
-        text = part
-        if isinstance(part, Mapping):
-            text = part.get("refusal" if part.get("type") == "refusal" else "text")
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        text = part.get(kind if kind in ("refusal", "thinking") else "text") if isinstance(part, Mapping) else part
         if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ParameterError(
                 f"messages[{index}]: content of type {kind!r} is not supported, only text is.", param="messages"
             )
-        parts.append({"type": "text", "text": text})
-    return parts if takes_parts else "\n".join(part["text"] for part in parts)
+        if kind == "thinking":
+            thoughts.append(text)
+        else:
+            parts.append({"type": "text", "text": text})
+    return parts if takes_parts else _joined(parts), "\n".join(thoughts) if thoughts else None
+
+
+def _joined(parts: Sequence[Mapping[str, str]]) -> str:
+    return "\n".join(part["text"] for part in parts)
+
+
+def _developers_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same for a template that does not know the role ``developer``: it would leave the message out, or put its own system
+    prompt before it, or refuse. What the system and developers say before anybody else becomes one message, because many
+    templates take only one."""
+    if all(message["role"] != "developer" for message in messages):
+        return messages
+    messages = [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
+    leading = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    if len(leading) < 2:
+        return messages
+    said = (_joined(content) if isinstance(content := message["content"], list) else content for message in leading)
+    return [{"role": "system", "content": "\n\n".join(filter(None, said))}, *messages[len(leading) :]]
 
 
 def _list_of(value: Any, index: int) -> Sequence[Any]:
@@ -180,33 +219,42 @@ def _list_of(value: Any, index: int) -> Sequence[Any]:
     return value
 
 
-def _plain_tool_call(call: Any, index: int) -> Any:
-    """Clients send the arguments as JSON text; templates write them out again and want the object."""
+def _plain_tool_call(call: Any, index: int, chosen: _Compiled, told: set[str]) -> Any:
+    """Clients send the arguments as JSON text; templates write them out again and want the object. A call that a model broke
+    off comes back with every turn of its conversation, and must not end it."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise ParameterError(f"messages[{index}] has a tool call without a function.", param="messages")
-    arguments = function.get("arguments")
+    arguments, seen = function.get("arguments") or {}, "as they are"
+    is_broken = False
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = json.loads(arguments)
         except (ValueError, RecursionError):
-            raise ParameterError(f"messages[{index}] has tool call arguments that are not JSON.", param="messages") from None
+            is_broken = True
+    if chosen.opens_arguments and not isinstance(arguments, Mapping):
+        arguments, seen, is_broken = {}, "as none", True
+    if is_broken:
+        told.add(f"a tool call among the messages has arguments that are no JSON object; the model sees them {seen}")
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _extra_variables(template_kwargs: Mapping[str, Any] | None, *, known: frozenset[str]) -> dict[str, Any]:
-    """Raises ParameterError for names that are not the caller's to set, and for those that would change nothing."""
+def _extra_variables(
+    template_kwargs: Mapping[str, Any] | None, *, known: frozenset[str], warn: Callable[[str], None] | None
+) -> dict[str, Any]:
+    """What of them the template reads. Raises ParameterError for names that are not the caller's to set, and without ``warn``
+    for those that would change nothing."""
     extra = dict(template_kwargs or {})
     for name in extra:
         if not isinstance(name, str) or not name.isidentifier() or name in _OWN_VARIABLES:
             raise ParameterError(f"chat_template_kwargs cannot set {name!r}.", param="chat_template_kwargs", value=name)
     unused = [name[:_MAX_NAME_SHOWN] for name in extra if name not in known]
     if unused:
-        raise ParameterError(
-            f"chat_template_kwargs: this model's chat template does not use {', '.join(map(repr, unused[:5]))}.",
-            param="chat_template_kwargs",
-        )
-    return extra
+        told = f"`chat_template_kwargs`: this model's chat template does not use {', '.join(map(repr, unused[:5]))}"
+        if warn is None:
+            raise ParameterError(f"{told}.", param="chat_template_kwargs")
+        warn(told)
+    return {name: value for name, value in extra.items() if name in known}
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> str:
@@ -229,25 +277,27 @@ def _cut_at(text: str, marker: str) -> str:
     return text[:end]
 
 
-def _takes_parts(tree: nodes.Template) -> bool:
-    """Whether the template loops over the content of a message, directly or through a variable set from it."""
+def _loops_over(tree: nodes.Template, field: str) -> bool:
+    """Whether the template loops over this field of anything, directly or through a variable set from it."""
     aliases = {
         target.name
         for assign in tree.find_all(nodes.Assign)
-        if isinstance(target := assign.target, nodes.Name) and _is_content(assign.node, frozenset())
+        if isinstance(target := assign.target, nodes.Name) and _is_field(assign.node, field, frozenset())
     }
-    return any(_is_content(loop.iter, frozenset(aliases)) for loop in tree.find_all(nodes.For))
+    return any(_is_field(loop.iter, field, frozenset(aliases)) for loop in tree.find_all(nodes.For))
 
 
-def _is_content(node: nodes.Node | None, aliases: frozenset[str]) -> bool:
+def _is_field(node: nodes.Node | None, field: str, aliases: frozenset[str]) -> bool:
     while isinstance(node, nodes.Filter):
         node = node.node
+    if isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr) and node.node.attr == "items":
+        node = node.node.node
     if isinstance(node, nodes.Getitem):
         if isinstance(node.arg, nodes.Const):
-            return bool(node.arg.value == "content")
-        return isinstance(node.arg, nodes.Slice) and _is_content(node.node, aliases)
+            return bool(node.arg.value == field)
+        return isinstance(node.arg, nodes.Slice) and _is_field(node.node, field, aliases)
     if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
+        return node.attr == field
     return isinstance(node, nodes.Name) and node.name in aliases
 
 

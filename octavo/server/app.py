@@ -130,7 +130,8 @@ def routes(service: Service) -> list[Route]:
 
 def build_app(service: Service) -> ASGIApp:
     """The whole server as one ASGI application."""
-    router = Router(routes(service), redirect_slashes=False)
+    served = routes(service)
+    router = Router(served, redirect_slashes=False)
     generating = frozenset(operation.path for operation in openapi.OPERATIONS if operation.generates)
     turns = Turns(_BEGIN_AT_ONCE)
 
@@ -153,6 +154,7 @@ def build_app(service: Service) -> ASGIApp:
         keys=service.keys,
         usage=service.usage_log,
         traces=service.traces,
+        paths=frozenset(route.path for route in served if not route.param_convertors),
         generating=generating,
     )
     return _open_to_pages(gate, service.options.allowed_origins) if service.options.allowed_origins else gate

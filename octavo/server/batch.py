@@ -251,7 +251,7 @@ def _refusal(line: Line) -> ApiError | None:
     if line.method != "POST":
         return errors.invalid("method must be POST.", "method")
     try:
-        streams = msgspec.json.decode(line.body, type=_Streams).stream
+        streams = msgspec.json.decode(line.body, type=_Streams, strict=False).stream
     except msgspec.DecodeError:
         return None  # the route says what is wrong
     return errors.invalid("`stream` has no meaning in a batch.", "stream") if streams else None

@@ -1,7 +1,8 @@
 """From the bytes of a request body to a typed value, within the limits on size, time, nesting and names.
 
 Every cap is checked before the work it bounds: length while reading, nesting before decoding. Numbers that JSON cannot hold
-(NaN, infinities) and those that a double cannot (1e999) do not decode.
+(NaN, infinities) and those that a double cannot (1e999) do not decode. A number or a truth value may be written as clients of
+other servers do: 4.0 or "4" for 4, 1 or "true" for true; with ``--strict`` it may not.
 """
 
 import array
@@ -25,6 +26,7 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # possessiv
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _DEPTH = bytes.maketrans(b"[{]}", bytes([1, 1, 0xFF, 0xFF]))
 _SLICE = 1 << 16
+_BOM = b"\xef\xbb\xbf"
 _TOLD = 16
 """Unknown fields that are named; there may be hundreds of thousands."""
 
@@ -77,20 +79,25 @@ async def read(scope: Scope, receive: Receive, kind: type[T], options: ServerOpt
     """A request's body as ``kind`` and the warnings it deserves. Raises ``ApiError`` and ``ClientGone``."""
     pieces = await read_body(scope, receive, options, status)
     size = scope["state"]["body_bytes"] = sum(map(len, pieces))
-    value, unknown = await aside.run(size > MANY_BYTES, _decode_pieces, pieces, kind, options.max_json_depth)
+    value, unknown = await aside.run(size > MANY_BYTES, _decode_pieces, pieces, kind, options.max_json_depth, options.strict)
     return value, warn_unknown(unknown, strict=options.strict)
 
 
-def _decode_pieces(pieces: list[bytes], kind: type[T], max_depth: int) -> tuple[T, list[str]]:
+def joined(pieces: list[bytes]) -> bytes:
+    """The text of a body, without the mark that some editors put before UTF-8."""
+    return b"".join(pieces).removeprefix(_BOM)
+
+
+def _decode_pieces(pieces: list[bytes], kind: type[T], max_depth: int, strict: bool) -> tuple[T, list[str]]:
     """Empties ``pieces``: what is large is freed where it is large, too."""
-    body = b"".join(pieces)
+    body = joined(pieces)
     pieces.clear()
-    return decode(body, kind, max_depth=max_depth)
+    return decode(body, kind, max_depth=max_depth, strict=strict)
 
 
-def decode(body: bytes, kind: type[T], *, max_depth: int) -> tuple[T, list[str]]:
-    """The body as ``kind``, and the names of top-level fields that ``kind`` does not have, the first few. Raises ``ApiError``
-    400."""
+def decode(body: bytes, kind: type[T], *, max_depth: int, strict: bool) -> tuple[T, list[str]]:
+    """The body as ``kind``, and the names of top-level fields that ``kind`` does not have, the first few. ``strict``: a value
+    has the JSON type of its field. Raises ``ApiError`` 400."""
     faults.point("parse")
     if not body.strip():
         raise errors.malformed("body: field required", "body")
@@ -99,7 +106,7 @@ def decode(body: bytes, kind: type[T], *, max_depth: int) -> tuple[T, list[str]]
     try:
         names = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         with garbage.paused():
-            value = msgspec.json.decode(body, type=kind)
+            value = msgspec.json.decode(body, type=kind, strict=strict)
     except msgspec.ValidationError as error:
         raise errors.from_validation_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

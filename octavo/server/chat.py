@@ -56,7 +56,7 @@ class Chat:
     async def handle(self, http: HttpRequest) -> Response:
         service = self._service
         request, warnings = await body.read(http.scope, http.receive, ChatRequest, service.options, service.status)
-        return await self.answer(http, request, warnings, prefix="chatcmpl", shape=ChatAnswer)
+        return await self.answer(http, request, warnings, prefix="chatcmpl-", shape=ChatAnswer)
 
     async def answer(
         self, http: HttpRequest, request: ChatRequest, warnings: list[str], *, prefix: str, shape: Shape
@@ -71,7 +71,7 @@ class Chat:
         template_kwargs = _template_kwargs(request, frontend)
         envelope.warn(_without_effect(request, tools, written, frontend))
         await service.check_form(request, http)
-        prompt = await self._prompt(request, tools, template_kwargs)
+        prompt = await self._prompt(request, tools, template_kwargs, envelope)
         plan = await aside.run(is_large, self._plan, request, tools, written, prompt)
         if tools is not None and plan.structured_outputs is not None:
             await check_calls(plan.structured_outputs, tools, service.form_check(http))
@@ -112,7 +112,9 @@ class Chat:
             request.skip_special_tokens = False
         return plan
 
-    async def _prompt(self, request: ChatRequest, tools: Tools | None, template_kwargs: dict[str, Any] | None) -> Prompt:
+    async def _prompt(
+        self, request: ChatRequest, tools: Tools | None, template_kwargs: dict[str, Any] | None, envelope: Envelope
+    ) -> Prompt:
         if not request.messages:
             raise errors.invalid("messages must not be empty.", "messages")
         if len(request.documents or ()) > MAX_DOCUMENTS:
@@ -123,6 +125,7 @@ class Chat:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             template_kwargs=template_kwargs,
+            warn=lambda told: envelope.warn([told]),
             tools=None if tools is None else tools.definitions,
             documents=request.documents,
         )
@@ -167,7 +170,7 @@ def _final_text(request: ChatRequest) -> str:
     content = request.messages[-1].content
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(part.text or "" for part in content)
+    return "\n".join(part.text or "" for part in content if part.type != "thinking")
 
 
 class ChatAnswer:

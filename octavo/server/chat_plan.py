@@ -40,7 +40,8 @@ def call_format(tools: Tools | None, options: ServerOptions, detected: str | Non
     decide on calls and this server could not read them."""
     name = detected if options.tool_call_parser == "auto" else options.tool_call_parser
     if tools is not None and tools.choice == "auto" and (name is None or not options.enable_auto_tool_choice):
-        message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+        lacks = "needs --tool-call-parser" if name is None else "is off, by --no-enable-auto-tool-choice"
+        message = f'"auto" tool choice {lacks} on this server: ask for "required", or for a function by name'
         raise errors.invalid(message, "tool_choice")
     return None if name is None else PARSERS[name]
 

@@ -44,7 +44,7 @@ class Completions:
         service = self._service
         request, warnings = await body.read(http.scope, http.receive, CompletionRequest, service.options, service.status)
         frontend = service.loaded()
-        envelope = service.accept(http, request, prefix="cmpl", warnings=warnings)
+        envelope = service.accept(http, request, prefix="cmpl-", warnings=warnings)
         await service.check_form(request, http)
         prompts = await self._prompts(request)
         answer = CompletionAnswer(
@@ -97,7 +97,8 @@ class Completions:
 
     async def _prompts(self, request: CompletionRequest) -> list[Prompt]:
         most = self._service.options.max_prompts
-        texts, ids = await aside.run(_is_long(request.prompt, most), split_prompts, request.prompt, most)
+        strict = self._service.options.strict
+        texts, ids = await aside.run(_is_long(request.prompt, most), split_prompts, request.prompt, most, strict)
         limits = self._service.loaded().limits
         offsets: Sequence[list[tuple[int, int]] | None] = [None] * len(texts or ids)
         if texts is not None:
@@ -129,30 +130,40 @@ def _is_long(prompt: Any, most: int) -> bool:
     return len(prompt) + sum(map(len, lists)) > MANY_ENTRIES
 
 
-def split_prompts(prompt: Any, limit: int) -> tuple[list[str] | None, list[list[int]]]:
-    """Texts, or lists of token ids. Raises ``ApiError`` 400 for anything else, and for more than ``limit``."""
+def split_prompts(prompt: Any, limit: int, strict: bool) -> tuple[list[str] | None, list[list[int]]]:
+    """Texts, or lists of token ids, which may be written with a point unless ``strict``. Raises ``ApiError`` 400 for anything
+    else, and for more than ``limit``."""
     if isinstance(prompt, str) and prompt:
         return [prompt], []
     if prompt is None or prompt == "" or prompt == []:
         raise errors.invalid("A prompt must be provided and must not be empty.", "prompt")
     if not isinstance(prompt, list):
         raise errors.malformed("prompt: expected a string, token ids, or a list of either", "prompt")
-    if _all_ids(prompt):
-        return None, [prompt]
+    if (ids := _token_ids(prompt, strict)) is not None:
+        return None, [ids]
     if len(prompt) > limit:
         raise errors.invalid(f"prompt must have at most {limit} entries, got {len(prompt)}.", "prompt")
     if all(isinstance(item, str) for item in prompt):
         return prompt, []
+    lists = []
     for i, item in enumerate(prompt):
-        if not isinstance(item, list) or not _all_ids(item):
+        ids = _token_ids(item, strict) if isinstance(item, list) else None
+        if ids is None:
             raise errors.malformed(
                 f"prompt[{i}]: expected strings only, or lists of token ids (integers from 0) only", f"prompt[{i}]"
             )
-    return None, prompt
+        lists.append(ids)
+    return None, lists
 
 
-def _all_ids(items: list[Any]) -> bool:
-    return all(type(item) is int and 0 <= item < 2**31 for item in items)
+def _token_ids(items: list[Any], strict: bool) -> list[int] | None:
+    """``items`` as token ids; None if one of them is no whole number, or no id."""
+    kinds = set(map(type, items))
+    if not kinds <= ({int} if strict else {int, float}) or (items and not 0 <= min(items) <= max(items) < 2**31):
+        return None
+    if float not in kinds:
+        return items
+    return None if any(item % 1 for item in items) else list(map(int, items))
 
 
 class CompletionAnswer:
@@ -320,7 +331,7 @@ class CompletionAnswer:
             token_ids=(update.token_ids if generated else []) if request.return_token_ids else None,
         )
         self._begun[index] = self._echoed[index] = True
-        return self._event([choice], continuous=index)
+        return self._event(choice)
 
     @functools.cached_property
     def _text_alone(self) -> bool:
@@ -344,10 +355,14 @@ class CompletionAnswer:
             chunk.prompt_index = update.index // self._n
         return sse.event(chunk)
 
-    def _event(self, choices: list[CompletionChunkChoice], *, continuous: int | None = None) -> bytes:
-        options, chunk = self._request.stream_options, self._new_chunk(choices)
-        if continuous is not None and options and options.include_usage and options.continuous_usage_stats:
-            chunk.usage = self._usages.of(continuous)
+    def _event(self, choice: CompletionChunkChoice) -> bytes:
+        """A chunk of one choice. The fingerprint is in the last one of each choice, unless one with the usage follows."""
+        options, chunk = self._request.stream_options, self._new_chunk([choice])
+        if not options or not options.include_usage:
+            if choice.finish_reason is not None:
+                chunk.system_fingerprint = self._envelope.fingerprint
+        elif options.continuous_usage_stats:
+            chunk.usage = self._usages.of(choice.index)
         return sse.event(chunk)
 
     def _new_chunk(self, choices: list[CompletionChunkChoice]) -> CompletionChunk:
@@ -384,5 +399,5 @@ class CompletionAnswer:
                 prompt_token_offsets=choice.prompt_token_offsets,
                 token_ids=choice.token_ids,
             )
-            yield self._event([piece], continuous=choice.index)
+            yield self._event(piece)
         yield self.last_events()

@@ -36,7 +36,8 @@ _HTTP_MESSAGES = {404: "Not Found", 405: "Method Not Allowed"}
 
 
 class Gate:
-    """ASGI application around ``app``."""
+    """ASGI application around ``app``. ``paths`` are those that ``app`` has, and that may be asked for with a slash at the
+    end; ``generating`` those of them that run the model."""
 
     def __init__(
         self,
@@ -48,12 +49,14 @@ class Gate:
         keys: Keyring,
         usage: UsageLog | None,
         traces: Traces | None,
+        paths: frozenset[str],
         generating: frozenset[str],
     ) -> None:
         self._app = app
         self._keys = keys
         self._usage = usage
         self._traces = traces
+        self._paths = paths
         self._generating = generating
         self._max_header_bytes = options.max_header_bytes
         self._inject_faults = options.inject_faults
@@ -64,6 +67,9 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        path = scope["path"]
+        if path.endswith("/") and path[:-1] in self._paths:  # before anything asks for it, so that all see the same
+            scope["path"] = path[:-1]
         passage = _Passage(scope, send)
         try:
             self._admit(scope, passage)
@@ -83,10 +89,8 @@ class Gate:
         if size > self._max_header_bytes or scope["state"].get("headers_cut"):
             raise errors.headers_too_large(self._max_header_bytes)
         known = dict(headers)
-        given = known.get(b"x-request-id")
-        if given is not None:
-            if not _ID.fullmatch(given):
-                raise errors.malformed(f"X-Request-Id must be 1 to {MAX_ID} printable ASCII characters.", "x-request-id")
+        given = known.get(b"x-request-id", b"")
+        if _ID.fullmatch(given):  # what could not be an id is a proxy's, and no reason to refuse the request
             passage.request_id = given
             scope["state"]["request_id"] = given.decode()
         if self._pages is not None and scope["method"] == "POST" and not may_post(known.get(b"origin", b""), self._pages):
@@ -100,6 +104,8 @@ class Gate:
         if client is None:
             raise errors.unauthorized()
         passage.client = client
+        if scope["path"].endswith("\n"):  # which the router would overlook, and a role does not
+            raise HTTPException(404)
         if not client.may_use(scope["path"]):
             raise errors.forbidden(client.role)
         if scope["method"] == "POST":

@@ -31,7 +31,7 @@ class Invocations:
 
     def _choose(self, pieces: list[bytes]) -> Handler:
         try:
-            names = msgspec.json.decode(b"".join(pieces), type=dict[str, msgspec.Raw])
+            names = msgspec.json.decode(body.joined(pieces), type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return next(iter(self._handlers.values()))  # says what is wrong with it
         for name, handler in self._handlers.items():

@@ -98,8 +98,8 @@ def priority_of(header: str) -> int:
     return int(text)
 
 
-def check_combinations(request: SamplingFields, limits: ModelLimits) -> None:
-    """Raises ``ApiError`` 400 for fields that contradict each other or the server's configuration.
+def check_combinations(request: SamplingFields, limits: ModelLimits, *, strict: bool) -> None:
+    """Raises ``ApiError`` 400 for fields that contradict each other or, when ``strict``, the server's configuration.
 
     ``n`` is looked at here although ``SamplingParams`` will too: whatever grows with it may then be built in between.
     """
@@ -112,7 +112,7 @@ def check_combinations(request: SamplingFields, limits: ModelLimits) -> None:
         raise errors.invalid("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if request.stream_options is not None and request.stream_options.include_beams and not request.use_beam_search:
         raise errors.invalid("`stream_options.include_beams` needs `use_beam_search`.", "stream_options")
-    if request.priority and not limits.priority_scheduling:
+    if strict and request.priority and not limits.priority_scheduling:
         message = f"Got priority {request.priority}, but priority scheduling is not enabled."
         raise errors.invalid(message, "priority")
     if request.cache_salt is not None and (not request.cache_salt or _FORBIDDEN_IN_SALT & set(request.cache_salt)):
@@ -134,12 +134,15 @@ def _check_branches(request: SamplingFields) -> None:
         raise ParameterError(message, param=name, value=width)
 
 
-def without_effect(request: SamplingFields) -> list[str]:
-    """A warning for each field that only means something in a beam search, and is set without one."""
-    if request.use_beam_search:
-        return []
-    given = [("length_penalty", request.length_penalty not in (None, 1.0)), ("early_stopping", bool(request.early_stopping))]
-    return [f"`{name}` has no effect without use_beam_search" for name, says_something in given if says_something]
+def without_effect(request: SamplingFields, limits: ModelLimits) -> list[str]:
+    """A warning for each field that only means something in a beam search or under a policy, and is set without it."""
+    searches, in_order = bool(request.use_beam_search), limits.priority_scheduling
+    given = [
+        ("length_penalty", "use_beam_search", not searches and request.length_penalty not in (None, 1.0)),
+        ("early_stopping", "use_beam_search", not searches and bool(request.early_stopping)),
+        ("priority", "--scheduling-policy priority", not in_order and bool(request.priority)),
+    ]
+    return [f"`{name}` has no effect without {need}" for name, need, is_idle in given if is_idle]
 
 
 def truncated(token_ids: list[T], request: SamplingFields, limits: ModelLimits) -> list[T]:

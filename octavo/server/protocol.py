@@ -5,6 +5,7 @@ are not served here are listed, so that using one is a clear error and not an un
 list is unknown, and named in the response's ``warnings`` or refused with ``--strict``.
 """
 
+import sys
 from typing import Annotated, Any
 
 import msgspec
@@ -12,7 +13,9 @@ from msgspec import Meta
 
 MAX_ID = 256
 Int32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
-Identifier = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""What a JSON number may be. A string that is taken for one could also spell an infinity or NaN."""
+Identifier = Annotated[str, Meta(max_length=MAX_ID)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -31,19 +34,19 @@ class DecodingFields(msgspec.Struct, kw_only=True):
     """What every route that generates has, under the same names."""
 
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int32 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    temperature: Finite | None = None
+    top_p: Finite | None = None
+    top_k: Annotated[int, Meta(ge=-(2**31))] | None = None
+    min_p: Finite | None = None
+    presence_penalty: Finite | None = None
+    frequency_penalty: Finite | None = None
+    repetition_penalty: Finite | None = None
     seed: int | None = None
     min_tokens: Int32 | None = None
     stop: list[str] | str | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Finite] | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     priority: Int32 | None = None
@@ -57,7 +60,7 @@ class SamplingFields(DecodingFields, kw_only=True):
     n: Int32 | None = None
     best_of: Int32 | None = None
     use_beam_search: bool | None = None
-    length_penalty: float | None = None
+    length_penalty: Finite | None = None
     early_stopping: bool | str | None = None
     max_tokens: Int32 | None = None
     stop_token_ids: list[int] | None = None
@@ -120,6 +123,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
     refusal: str | None = None
+    thinking: str | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):

@@ -34,8 +34,8 @@ class Bucket:
         self._level = self.level - amount
 
     def wait(self, amount: float) -> float:
-        """Seconds until ``amount`` is there, or the bucket is full."""
-        lacking = min(amount, self._capacity) - self.level
+        """Seconds until ``amount`` would be there, were there room for it: what is beyond the room is taken before that."""
+        lacking = amount - self.level
         return 0.0 if lacking <= 0 else lacking * 60 / self._capacity
 
 

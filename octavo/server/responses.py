@@ -91,7 +91,7 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChunkChoice]
-    usage: Usage | None = None
+    usage: Usage | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     beams: list[Beam] | UnsetType = UNSET
     prompt_index: int | UnsetType = UNSET

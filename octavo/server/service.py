@@ -53,6 +53,8 @@ class Frontend(msgspec.Struct, frozen=True):
     limits: ModelLimits
     fingerprint: str
     grammars: GrammarChecker
+    cache_facts: dict[str, str] = {}
+    """How the KV cache is set up, for /metrics."""
     call_format: str | None = None
     """How the model writes calls of tools, where its chat template leaves no doubt."""
 
@@ -72,7 +74,12 @@ class Frontend(msgspec.Struct, frozen=True):
         fingerprint = f"octavo-{__version__}-{digest.hexdigest()[:8]}"
         template = tokenizer.chat_template
         calls = None if template is None else detect(template.source(with_tools=True))
-        return Frontend(tokenizer, TextEncoder(tokenizer), limits, fingerprint, grammars, calls)
+        cache_facts = {
+            "block_size": str(config.block_size),
+            "cache_dtype": config.kv_cache_dtype,
+            "enable_prefix_caching": str(config.enable_prefix_caching and config.kv_allocation == "paged"),
+        }
+        return Frontend(tokenizer, TextEncoder(tokenizer), limits, fingerprint, grammars, cache_facts, calls)
 
 
 class Service:
@@ -116,7 +123,7 @@ class Service:
 
     def model_name(self, asked: str | None) -> str:
         """The served name. Raises ``ApiError`` 404 for a model that is not here."""
-        if asked is None or asked in self._accepted_names:
+        if not asked or asked in self._accepted_names:
             return self.names[0]
         if asked not in self.names:
             message = f"The model `{asked[:MAX_ID]}` does not exist. Valid aliases: {', '.join(self.names)}."
@@ -124,10 +131,11 @@ class Service:
         return asked
 
     def request_id(self, http: HttpRequest, prefix: str, asked: str | None) -> str:
-        """The id of a response: the one in the body, or the request's own (the ``X-Request-Id`` header's, or a new one)."""
-        if asked is not None and not _ID.fullmatch(asked):
+        """The id of a response: ``prefix``, and the id in the body or the request's own (the ``X-Request-Id`` header's, or a
+        new one)."""
+        if asked and not _ID.fullmatch(asked):
             raise errors.invalid("request_id must be printable ASCII without spaces.", "request_id")
-        return f"{prefix}-{asked or http.scope['state']['request_id']}"
+        return f"{prefix}{asked or http.scope['state']['request_id']}"
 
     def accept(
         self, http: HttpRequest, request: ChatRequest | CompletionRequest, *, prefix: str, warnings: list[str]
@@ -142,13 +150,13 @@ class Service:
         if self.options.enable_force_include_usage and request.stream:
             asked = request.stream_options or StreamOptions()
             request.stream_options = msgspec.structs.replace(asked, include_usage=True, continuous_usage_stats=True)
-        params.check_combinations(request, frontend.limits)
+        params.check_combinations(request, frontend.limits, strict=self.options.strict)
         return Envelope(
             id=self.request_id(http, prefix, request.request_id),
             created=int(time.time()),
             model=model,
             fingerprint=frontend.fingerprint,
-            warnings=[*warnings, *params.without_effect(request)] or msgspec.UNSET,
+            warnings=[*warnings, *params.without_effect(request, frontend.limits)] or msgspec.UNSET,
             cached_details=self.options.enable_prompt_tokens_details,
         )
 
@@ -185,10 +193,12 @@ class Service:
         add_generation_prompt: bool | None,
         continue_final_message: bool | None,
         template_kwargs: dict[str, Any] | None,
+        warn: Callable[[str], None],
         tools: list[dict[str, Any]] | None = None,
         documents: list[dict[str, Any]] | None = None,
     ) -> str:
-        """The prompt text of a conversation, by the model's template. Raises ``ApiError`` or ``ParameterError``."""
+        """The prompt text of a conversation, by the model's template. ``warn`` takes the warnings that it deserves. Raises
+        ``ApiError`` or ``ParameterError``."""
         limit = self.options.max_messages
         if len(messages) > limit:
             raise errors.invalid(f"messages must have at most {limit} entries, got {len(messages)}.", "messages")
@@ -211,6 +221,7 @@ class Service:
                 template_kwargs=template_kwargs,
                 tools=tools,
                 documents=documents,
+                warn=None if self.options.strict else warn,
             )
 
         return await asyncio.to_thread(text)

@@ -17,7 +17,7 @@ STEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 
 
 class Status:
-    """The state of one server. ``phase`` is ``ready`` while an engine is loaded."""
+    """The state of one server. ``phase`` is ``ready`` while an engine is loaded and the tokenizer is read."""
 
     def __init__(self) -> None:
         self.phase = "starting"
@@ -37,15 +37,20 @@ class Status:
 
     def up(self) -> None:
         """The engine is loaded."""
-        self.phase, self.progress = "ready", 1.0
+        self.phase, self.progress = "read tokenizer", 1.0
         self.engine_up = True
-        self.started = self.started or self.text_up
         self._owed_since = None
+        self._meet()
 
     def text_ready(self) -> None:
         """The tokenizer is read."""
         self.text_up = True
-        self.started = self.started or self.engine_up
+        self._meet()
+
+    def _meet(self) -> None:
+        """Either of the two may be the last."""
+        if self.engine_up and self.text_up:
+            self.phase, self.started = "ready", True
 
     def down(self) -> None:
         self.loading("restarting", 0.0)

@@ -24,7 +24,7 @@ class Tokenization:
         request, warnings = await body.read(http.scope, http.receive, TokenizeRequest, service.options, service.status)
         frontend = service.loaded()
         service.model_name(request.model)
-        text, special = await self._text(request)
+        text, special = await self._text(request, warnings)
         (tokens,) = await frontend.encoder.encode([text], add_special_tokens=special)
         with_strings = bool(request.return_token_strs)
         return await aside.run(len(tokens) > MANY_ENTRIES, _tokenized, tokens, frontend, with_strings, warnings or UNSET)
@@ -36,8 +36,8 @@ class Tokenization:
         service.model_name(request.model)
         return await aside.run(len(request.tokens) > MANY_ENTRIES, _detokenized, request.tokens, frontend, warnings or UNSET)
 
-    async def _text(self, request: TokenizeRequest) -> tuple[str, bool]:
-        """The text to tokenize, and whether special tokens are added around it."""
+    async def _text(self, request: TokenizeRequest, warnings: list[str]) -> tuple[str, bool]:
+        """The text to tokenize, and whether special tokens are added around it. Adds to ``warnings``."""
         if request.chat_template is not None:
             raise errors.invalid("`chat_template` is not supported by this server.", "chat_template")
         if request.tools is not None:
@@ -48,6 +48,7 @@ class Tokenization:
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 template_kwargs=request.chat_template_kwargs,
+                warn=warnings.append,
                 tools=request.tools,
             )
             return text, bool(request.add_special_tokens)
@@ -57,7 +58,7 @@ class Tokenization:
 
 
 def _tokenized(tokens: list[int], frontend: Frontend, with_strings: bool, warnings: list[str] | UnsetType) -> Response:
-    strings = [frontend.tokenizer.token_text(token) for token in tokens] if with_strings else None
+    strings = [frontend.tokenizer.piece(token) for token in tokens] if with_strings else None
     longest = frontend.limits.max_model_len
     return json_response(
         TokenizeResponse(count=len(tokens), max_model_len=longest, tokens=tokens, token_strs=strings, warnings=warnings)

@@ -66,13 +66,14 @@ def test_a_lines_failure_is_its_own(tiny_model: Path, tmp_path: Path, capfd: pyt
         "{nonsense",
         json.dumps({"url": COMPLETIONS, "body": {}}),
         line("last", COMPLETIONS, prompt="x", max_tokens=2),
+        line("streams", COMPLETIONS, prompt="x", stream=1),
     ]
     status, answers = run(tiny_model, tmp_path, lines)
     assert status == 1
     codes = [(answer["custom_id"], answer["response"] and answer["response"]["status_code"]) for answer in answers]
     assert codes == [
         ("good", 200), ("hot", 400), ("other", 404), ("stream", 400), ("url", 400), ("get", 400), ("list", 400),
-        (None, None), (None, None), ("last", 200),
+        (None, None), (None, None), ("last", 200), ("streams", 400),
     ]  # fmt: skip
     for answer in answers:
         failed = answer["response"] is None or answer["response"]["status_code"] != 200

@@ -105,7 +105,7 @@ def test_what_a_body_is_made_of_is_not_looked_at_while_it_is_made() -> None:
     collections = []
     gc.callbacks.append(lambda phase, info: collections.append(phase))
     try:
-        decode(b'{"prompt":"one","user":[%b]}' % b",".join([b"[]"] * 100_000), CompletionRequest, max_depth=64)
+        decode(b'{"prompt":"one","user":[%b]}' % b",".join([b"[]"] * 100_000), CompletionRequest, max_depth=64, strict=False)
     finally:
         gc.callbacks.pop()
     assert len(collections) < 10 and gc.isenabled()

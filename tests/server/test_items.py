@@ -107,6 +107,32 @@ def test_a_text_in_and_a_message_out(bench: Bench) -> None:
     assert "system\nBe brief." in prompt and "user\nHow are you?" in prompt
 
 
+def test_ids_say_what_they_are_of(bench: Bench) -> None:
+    say(bench, f"<think>\nHm.\n</think>\n\nI will look.\n{CALL}")
+    answer = both(bench, input="Weather?", tools=[WEATHER])
+    assert re.fullmatch(r"resp_[0-9a-f]{32}", answer["id"])
+    kinds = zip(("rs", "msg", "fc"), answer["output"], strict=True)
+    assert all(re.fullmatch(kind + "_[0-9a-f]{32}", item["id"]) for kind, item in kinds)
+    assert bench.post(RESPONSES, input="x", request_id="mine")[1]["id"] == "resp_mine"
+
+
+def test_a_variable_that_the_template_does_not_read_is_a_warning(bench: Bench) -> None:
+    answer = both(bench, input="x", chat_template_kwargs={"thinking": False})
+    assert answer["warnings"] == ["`chat_template_kwargs`: this model's chat template does not use 'thinking'"]
+
+
+def test_a_broken_call_in_the_conversation_is_a_warning(bench: Bench) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "'}
+    (warning,) = both(bench, input=[call])["warnings"]
+    assert warning.startswith("a tool call among the messages has arguments that are no JSON object")
+
+
+def test_a_second_forced_call_that_is_cut_leaves_no_message(bench: Bench) -> None:
+    say(bench, '[{"name": "weather", "parameters": {}},\n\n{\n  "name": "')
+    (call,) = both(bench, input="x", tools=[WEATHER], tool_choice="required")["output"]
+    assert call["type"] == "function_call" and call["arguments"] == "{}"
+
+
 def test_an_answer_cut_short_says_so(bench: Bench) -> None:
     say(bench, "one two three four five")
     answer = both(bench, input="Count.", max_output_tokens=2)
@@ -164,12 +190,15 @@ def test_a_conversation_goes_back_as_it_came(bench: Bench) -> None:
         *output,
         {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "rain"},
     ]
-    system, user, said, tool = messages(ResponsesRequest(input=back, instructions="Be brief."))
-    assert (system.role, system.content) == ("system", "Be brief.\n\nBe kind.") and user.content == "Weather?"
+    first, second, user, said, tool = messages(ResponsesRequest(input=back, instructions="Be brief."))
+    assert first.role == second.role == "developer" and (first.content, second.content) == ("Be brief.", "Be kind.")
+    assert user.content == "Weather?"
     assert said.reasoning == "Hm." and said.content == "I will look." and said.tool_calls is not None
     assert json.loads(str(said.tool_calls[0].function.arguments)) == {"city": "Köln"}
     assert tool.role == "tool" and tool.content == "rain" and tool.tool_call_id == said.tool_calls[0].id
-    assert both(bench, input=back, tools=[WEATHER])["status"] == "completed"
+    assert both(bench, input=back, tools=[WEATHER], instructions="Be brief.")["status"] == "completed"
+    prompt = bench.tokenizer.decode(bench.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+    assert "<|im_start|>system\nBe brief.\n\nBe kind.<|im_end|>" in prompt
 
 
 def test_the_form_and_the_tools_become_those_of_chat() -> None:

@@ -19,6 +19,8 @@ import pytest
 
 from octavo.cli import main
 from octavo.config import ConfigError
+from octavo.outputs import TokenDelta
+from octavo.request import Request
 from octavo.server import errors
 from octavo.server.app import build_app
 from octavo.server.auth import Client, Keyring
@@ -27,7 +29,7 @@ from octavo.server.keys import Key, KeysFile, add_key, digest_of, read_keys
 from octavo.server.options import ServerOptions
 from octavo.server.rate_limits import KeyLimits
 from octavo.server.usage_log import UsageLog
-from tests.server.fakes import Bench, Exchange, error_of
+from tests.server.fakes import Bench, Exchange, FakeEngine, error_of
 from tests.server.tiny import RunningServer
 
 COMPLETIONS = "/v1/completions"
@@ -203,6 +205,9 @@ def test_roles(tmp_path: Path) -> None:
             assert (status != 403) == (name in allowed), (path, name)
             if status == 403:
                 assert error_of(status, body)["type"] == "PermissionDeniedError"
+            for spelled in (path + "/", path + "//", path + "\n", path + "/\n"):
+                more = bench.call("GET", spelled, headers=bearer(name))[0]
+                assert more in {status, 403, 404} and (more != 200 or spelled == path + "/"), (spelled, name)
         assert bench.call("GET", path, headers=bearer("x"))[0] == 401
         assert bench.call("GET", path)[0] == 401
     assert bench.call("GET", "/health")[0] == 200
@@ -246,26 +251,35 @@ def test_what_is_refused_costs_no_tokens(tmp_path: Path) -> None:
     assert ask(bench, "u")[0] == 200
 
 
-def test_requests_at_once(tmp_path: Path) -> None:
-    """A place is free again when a request has ended, also when its client left."""
-    bench = guarded(tmp_path, key("u", max_concurrency=1))
-    bench.engine.silent = True
-    body = {"prompt": "one", "stream": False}
+def second_of_two(bench: Bench, **fields: Any) -> tuple[int, dict[str, str], bytes]:
+    """The answer to a request that comes while one like it runs, whose client then leaves."""
 
-    async def scenario() -> tuple[int | None, str]:
-        first = Exchange(bench.app, "POST", COMPLETIONS, body, headers=bearer("u"))
+    async def scenario() -> tuple[int, dict[str, str], bytes]:
+        first, second = (Exchange(bench.app, "POST", COMPLETIONS, fields, headers=bearer("u")) for _ in range(2))
+        bench.engine.silent = True
         running = asyncio.create_task(first.run())
         while not bench.engine.requests:
             await asyncio.sleep(0)
-        second = Exchange(bench.app, "POST", COMPLETIONS, body, headers=bearer("u"))
+        bench.engine.silent = False
         await second.run()
         first.hang_up()
         await running
-        return second.status, json.loads(bytes(second.body))["error"]["param"]
+        return second.status or 0, second.headers, bytes(second.body)
 
-    assert asyncio.run(scenario()) == (429, "max_concurrency")
-    bench.engine.silent = False
+    return asyncio.run(scenario())
+
+
+def test_requests_at_once(tmp_path: Path) -> None:
+    """A place is free again when a request has ended, also when its client left."""
+    bench = guarded(tmp_path, key("u", max_concurrency=1))
+    assert limited(second_of_two(bench, prompt="one", stream=False))[0] == "max_concurrency"
     assert ask(bench, "u")[0] == 200
+
+
+def test_the_prompt_of_a_running_request_is_used_already(tmp_path: Path) -> None:
+    bench = guarded(tmp_path, key("u", tokens_per_minute=10))
+    assert limited(second_of_two(bench, prompt=[*range(5, 15)]))[0] == "tokens_per_minute"
+    assert len(bench.engine.requests) == 1
 
 
 def test_buckets_fill_steadily_and_no_further_than_a_minute() -> None:
@@ -294,16 +308,20 @@ def test_a_prompt_counts_while_it_runs_and_once() -> None:
     first.reserve(10)
     with pytest.raises(ApiError) as caught:
         limits.enter()
-    assert caught.value.param == "tokens_per_minute"
+    assert (caught.value.param, caught.value.headers) == ("tokens_per_minute", {"retry-after": "6"}), "one is lacking then"
     first.leave(5)
     first.leave(5)
     second = limits.enter()
     second.reserve(4)
     limits.enter()
+    second.reserve(4)
+    with pytest.raises(ApiError) as caught:
+        limits.enter()
+    assert caught.value.headers == {"retry-after": "24"}, "four tokens are lacking"
 
 
 def test_limits_that_stay_go_on_when_the_file_is_read_again(tmp_path: Path) -> None:
-    file = write(tmp_path / "keys.json", key("u", requests_per_minute=1), key("gone"))
+    file = write(tmp_path / "keys.json", key("u", requests_per_minute=1, tokens_per_minute=5), key("gone"))
     ring = Keyring(path=file)
 
     def client(name: str) -> Client | None:
@@ -312,17 +330,22 @@ def test_limits_that_stay_go_on_when_the_file_is_read_again(tmp_path: Path) -> N
     before = client("u")
     assert before is not None and client("gone") is not None and client("new") is None
     ticket = before.limits.enter()
-    write(tmp_path / "keys.json", key("u", requests_per_minute=1, max_concurrency=1), key("new"))
+    write(tmp_path / "keys.json", key("u", requests_per_minute=1, tokens_per_minute=5, max_concurrency=1), key("new"))
     assert ring.reload() == 2
     after = client("u")
     assert after is not None and client("gone") is None and client("new") is not None
     with pytest.raises(ApiError) as caught:
         after.limits.enter()
     assert caught.value.param == "max_concurrency"
-    ticket.leave(0)
+    ticket.leave(9)
     with pytest.raises(ApiError) as caught:
         after.limits.enter()
     assert caught.value.param == "requests_per_minute"
+    write(tmp_path / "keys.json", key("u", requests_per_minute=2, tokens_per_minute=5), key("new"))
+    assert ring.reload() == 2
+    with pytest.raises(ApiError) as caught:
+        after.limits.enter()
+    assert caught.value.param == "tokens_per_minute"
     (tmp_path / "keys.json").write_text("{")
     with pytest.raises(ConfigError):
         ring.reload()
@@ -360,9 +383,9 @@ def test_nobody_asks_for_a_higher_place_than_the_key_has(tmp_path: Path) -> None
     assert [request.priority for request in bench.engine.requests] == [5, 5, 9, 0, -9]
 
 
-def booked(tmp_path: Path, *keys: Key) -> tuple[Bench, Path]:
+def booked(tmp_path: Path, *keys: Key, **options: Any) -> tuple[Bench, Path]:
     """A server with a usage log, and that."""
-    bench, books = guarded(tmp_path, *keys), tmp_path / "usage.jsonl"
+    bench, books = guarded(tmp_path, *keys, **options), tmp_path / "usage.jsonl"
     bench.service.usage_log = UsageLog(str(books))
     bench.app = build_app(bench.service)
     return bench, books
@@ -459,10 +482,24 @@ def test_who_has_an_answer_may_ask_again_whenever_its_cost_is_known(tmp_path: Pa
     assert len(lines_of(books)) == 2 and ask(bench, "u")[0] == 200
 
 
-def test_cached_tokens_are_those_of_all_prompts(tmp_path: Path) -> None:
-    bench, books = booked(tmp_path, key("u"))
-    ask(bench, "u", prompt=[[5, 6, 7, 8], [5, 6, 7, 9]])
-    assert used(lines_of(books)[0])[:2] == (8, 6)
+def test_cached_tokens_are_those_of_all_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, books = booked(tmp_path, key("u"), enable_prompt_tokens_details=True)
+
+    def all_but_one(request: Request) -> list[TokenDelta]:
+        cached = len(request.prompt_token_ids) - 1
+        return [msgspec.structs.replace(delta, num_cached_tokens=cached) for delta in FakeEngine.deltas(bench.engine, request)]
+
+    monkeypatch.setattr(bench.engine, "deltas", all_but_one)
+    answer = json.loads(ask(bench, "u", prompt=[[5, 6, 7, 8], [5, 6]])[2])
+    assert used(lines_of(books)[0])[:2] == (6, 4)
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+
+
+def test_of_a_client_that_left_every_prompt_is_counted_as_aborted(tmp_path: Path) -> None:
+    bench = guarded(tmp_path, key("u"))
+    bench.engine.silent = True
+    leave(bench, prompt=[[5, 6], [7, 8]])
+    assert bench.service.metrics.finished["abort"] == 2
 
 
 def test_a_prompt_alone_is_charged_alone(tmp_path: Path) -> None:

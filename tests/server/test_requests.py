@@ -1,10 +1,12 @@
 """What the engine is asked: defaults, clamps, prompts, scopes; and the routes that are not about generating."""
 
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.config import ConfigError
@@ -98,6 +100,54 @@ def test_the_four_forms_of_prompts(bench: Bench, prompt: Any, count: int) -> Non
         assert encoded == [[5, 6], [7]]
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"max_tokens": 4.0}, {"max_tokens": 4}),
+        ({"max_tokens": "4", "n": "2"}, {"max_tokens": 4, "n": 2}),
+        ({"seed": "7", "top_k": 40.0}, {"seed": 7, "top_k": 40}),
+        ({"temperature": "0", "ignore_eos": 1}, {"temperature": 0, "ignore_eos": True}),
+        ({"stop_token_ids": [5.0, "6"]}, {"stop_token_ids": [5, 6]}),
+        ({"logit_bias": {"5": "1.5"}}, {"logit_bias": {"5": 1.5}}),
+        ({"top_k": 2**31}, {"top_k": 2**30}),
+        ({"model": ""}, {"model": "tiny"}),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_values_as_clients_of_other_servers_write_them(
+    bench: Bench, path: str, given: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    assert asked(bench, path, **given) == asked(bench, path, **meant)
+
+
+def test_strings_that_look_like_something_else_stay_strings(bench: Bench) -> None:
+    for text in ("null", "1", "true"):
+        params = asked(bench, COMPLETIONS, prompt=text, stop=text)
+        assert list(params.stop or ()) == [text]
+        assert bench.tokenizer.decode(bench.engine.requests[-1].prompt_token_ids) == text
+        asked(bench, CHAT, messages=[{"role": "user", "content": text}])
+        assert f"user\n{text}" in bench.tokenizer.decode(bench.engine.requests[-1].prompt_token_ids)
+
+
+def test_token_ids_may_have_a_point(bench: Bench) -> None:
+    for prompt, ids in (([5.0, 6], [5, 6]), ([[5.0, 6.0]], [5, 6])):
+        _, answer = bench.post(COMPLETIONS, prompt=prompt, return_token_ids=True)
+        assert bench.engine.requests[-1].prompt_token_ids == answer["choices"][0]["prompt_token_ids"] == ids
+        assert all(type(token) is int for token in bench.engine.requests[-1].prompt_token_ids)
+    assert bench.post("/detokenize", tokens=[5.0, 6.0])[1] == bench.post("/detokenize", tokens=[5, 6])[1]
+
+
+def test_streams_may_be_asked_for_by_a_number(bench: Bench) -> None:
+    for given in (1, "true", True):
+        assert bench.call("POST", COMPLETIONS, {"prompt": "hi", "stream": given})[2].startswith(b"data: ")
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/invocations"])
+def test_a_mark_before_the_body_is_left_out(bench: Bench, path: str) -> None:
+    assert bench.call("POST", path, b"\xef\xbb\xbf" + b'{"prompt": "hi"}')[0] == 200
+
+
 def test_truncation(bench: Bench) -> None:
     ids = list(range(10, 90))
     asked(bench, prompt=ids, truncate_prompt_tokens=5)
@@ -146,6 +196,7 @@ def test_tokenize_and_detokenize(bench: Bench) -> None:
     assert answer["tokens"] == bench.tokenizer.encode("hello there")
     _, answer = bench.post("/tokenize", messages=HELLO, return_token_strs=True)
     assert answer["token_strs"][0] == "<|im_start|>" and answer["count"] == len(answer["tokens"])
+    assert "Ċ" in answer["token_strs"], "as the vocabulary writes them"
     assert bench.post("/detokenize", tokens=answer["tokens"])[1]["prompt"].startswith("<|im_start|>user\nhi")
 
 
@@ -254,6 +305,15 @@ def test_small_routes(bench: Bench) -> None:
     assert bench.call("GET", "/healthz/ready")[0] == 503 and bench.call("GET", "/healthz/live")[0] == 200
 
 
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/version", "/metrics"])
+def test_a_slash_at_the_end_of_a_path_means_nothing(bench: Bench, path: str) -> None:
+    if path == "/metrics":
+        assert bench.call("GET", path + "/")[0] == 200
+    else:
+        assert bench.call("GET", path + "/")[::2] == bench.call("GET", path)[::2]
+    assert {line["path"] for line in bench.lines()} <= {path} - {"/health", "/metrics"}, "probes and scrapes are not logged"
+
+
 def test_an_assistants_refusal_goes_back_as_what_it_said(bench: Bench) -> None:
     said = {"role": "assistant", "content": [{"type": "refusal", "refusal": "one"}, {"type": "text", "text": "two"}]}
     status, answer = bench.post(CHAT, messages=[{"role": "user", "content": "x"}, said, {"role": "user", "content": "y"}])
@@ -262,6 +322,7 @@ def test_an_assistants_refusal_goes_back_as_what_it_said(bench: Bench) -> None:
 
 
 def test_metrics_count_requests(bench: Bench) -> None:
+    bench.engine.stats = msgspec.structs.replace(bench.engine.stats, steps_by_tokens=(1, 0, 0, 2), computed_tokens=40)
     bench.post(COMPLETIONS, prompt=[5, 6], max_tokens=2, n=2)
     bench.post(COMPLETIONS, prompt="x", n=0)
     status, headers, body = bench.call("GET", "/metrics")
@@ -276,16 +337,36 @@ def test_metrics_count_requests(bench: Bench) -> None:
     assert f"octavo_saturation{{{labels}}} 0.25" in text
     assert "vllm:time_to_first_token_seconds_bucket" in text
     assert f"vllm:request_max_num_generation_tokens_sum{{{labels}}} 2.0" in text
-    for part in ("prefill", "decode"):
+    for part in ("prefill", "decode", "inference"):
         assert f"vllm:request_{part}_time_seconds_count{{{labels}}} 1.0" in text
-    assert sum(not line.startswith("#") for line in text.splitlines()) <= 295
+    for name in ("params_n", "params_max_tokens"):
+        assert f"vllm:request_{name}_sum{{{labels}}} 2.0" in text
+    assert "process_resident_memory_bytes" in text
+    cache = 'block_size="16",cache_dtype="auto",enable_prefix_caching="True",engine="0",num_gpu_blocks="8"'
+    assert f"vllm:cache_config_info{{{cache}}} 1.0" in text
+    assert f"vllm:iteration_tokens_total_count{{{labels}}} 3.0" in text
+    assert f"vllm:iteration_tokens_total_sum{{{labels}}} 40.0" in text
+
+
+def test_series_are_few_and_aliases_have_the_bounds_that_dashboards_know(tmp_path: Path) -> None:
+    text = Bench(tmp_path / "tokenizer", context=131072).call("GET", "/metrics")[2].decode()
+    names = [line.split("{")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert sum(name.startswith("octavo_") for name in names) <= 115
+    assert len(names) <= 430, "the aliases need all bounds of their histograms"
+    counts = Counter(name for name in names if name.startswith("vllm:") and name.endswith("_bucket"))
+    of = {name.removeprefix("vllm:").removesuffix("_bucket"): count - 1 for name, count in counts.items()}
+    times = {f"request_{part}_time_seconds": 21 for part in ("queue", "prefill", "decode", "inference")}
+    itl = {"inter_token_latency_seconds": 19, "request_time_per_output_token_seconds": 19}
+    tokens = ("prompt_tokens", "generation_tokens", "max_num_generation_tokens", "params_max_tokens")
+    other = {"time_to_first_token_seconds": 22, "e2e_request_latency_seconds": 21, "iteration_tokens_total": 13}
+    assert of == {**times, **itl, **{f"request_{name}": 16 for name in tokens}, **other, "request_params_n": 5}
 
 
 def test_keys(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ServerOptions(api_key=("one", "two")))
     status, headers, body = bench.call("GET", "/v1/models")
     assert status == 401 and headers["www-authenticate"] == "Bearer" and error_of(status, body)["type"] == "AuthenticationError"
-    for path in ("/metrics", "/tokenize", "/nothing", "/v1/../health", "/health/"):
+    for path in ("/metrics", "/tokenize", "/nothing", "/v1/../health", "/metrics/", "/health//", "/health\n"):
         assert bench.call("GET", path)[0] == 401
     assert bench.call("OPTIONS", "/v1/models")[0] == 401
     assert bench.call("GET", "/healthz/live")[0] == 200
@@ -382,9 +463,12 @@ def test_the_header_that_sets_a_priority(tmp_path: Path, path: str) -> None:
         error = error_of(*bench.call("POST", path, body, headers={"X-Vllm-Priority": bad})[::2])
         assert error["param"] == "x-vllm-priority" and "X-Vllm-Priority" in error["message"]
     plain = Bench(tmp_path / "b")
-    error = error_of(*plain.call("POST", path, body, headers={"X-Vllm-Priority": "1"})[::2])
+    for header, warnings in (("1", ["`priority` has no effect without --scheduling-policy priority"]), ("0", [])):
+        status, _, answer = plain.call("POST", path, body, headers={"X-Vllm-Priority": header})
+        assert status == 200 and json.loads(answer).get("warnings", []) == warnings
+    strict = Bench(tmp_path / "c", ServerOptions(strict=True))
+    error = error_of(*strict.call("POST", path, body, headers={"X-Vllm-Priority": "1"})[::2])
     assert error["param"] == "priority" and "not enabled" in error["message"]
-    assert plain.call("POST", path, body, headers={"X-Vllm-Priority": "0"})[0] == 200
 
 
 def test_the_page_under_its_other_name_and_none_at_all(bench: Bench, tmp_path: Path) -> None:

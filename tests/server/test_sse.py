@@ -71,16 +71,19 @@ def test_chat_stream_with_usage_and_token_ids(bench: Bench) -> None:
 
 def test_completion_stream(bench: Bench) -> None:
     begin = 'data: {"id":"cmpl-abc","object":"text_completion","created":0,"model":"alias","choices":[{"index":'
-    end = '"stop_reason":null,"prompt_token_ids":null,"token_ids":null}],"usage":null}\n\n'
+    end = '"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}\n\n'
+    last = end.replace("}\n\n", ',"system_fingerprint":"octavo-test"}\n\n')
     first, second = (bench.tokenizer.token_text(token) for token in bench.engine.token_ids[:2])
     fields = {"model": "alias", "prompt": "count", "max_tokens": 2, "n": 2}
     assert events(bench, "/v1/completions", fields) == "".join([
         begin + f'0,"text":"{first}","logprobs":null,"finish_reason":null,' + end,
         begin + f'1,"text":"{first}","logprobs":null,"finish_reason":null,' + end,
-        begin + f'0,"text":"{second}","logprobs":null,"finish_reason":"length",' + end,
-        begin + f'1,"text":"{second}","logprobs":null,"finish_reason":"length",' + end,
+        begin + f'0,"text":"{second}","logprobs":null,"finish_reason":"length",' + last,
+        begin + f'1,"text":"{second}","logprobs":null,"finish_reason":"length",' + last,
         "data: [DONE]\n\n",
     ])  # fmt: skip
+    usage = events(bench, "/v1/completions", {**fields, "stream_options": {"include_usage": True}}).split("\n\n")
+    assert [piece.count("system_fingerprint") for piece in usage] == [0, 0, 0, 0, 1, 0, 0]
 
 
 def test_continuous_usage(bench: Bench) -> None:

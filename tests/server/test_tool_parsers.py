@@ -164,6 +164,8 @@ REQUIRED = [
     ),
     ('[{"name": "f", "parameters": {"a": "cut', "", [("f", '{"a": "cut')]),
     ('[{"name": "f", "param', '[{"name": "f", "param', []),
+    ('[{"name": "f", "parameters": {}},\n\n{\n  "name": "', "", [("f", "{}")]),
+    ('[{"name": "f", "parameters": {}}, ', "", [("f", "{}")]),
     ("nothing of the kind", "nothing of the kind", []),
     ('[{"name": "f", "parameters": {}} what', " what", [("f", "{}")]),
     (" " * 5000 + '[{"name": "f", "parameters": {}}]', " " * 5000 + '[{"name": "f", "parameters": {}}]', []),

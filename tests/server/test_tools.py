@@ -301,11 +301,9 @@ def test_refusals(tooled: Bench, fields: dict[str, Any], param: str, message: st
 def test_the_model_cannot_decide_where_its_calls_cannot_be_read(tmp_path: Path) -> None:
     unknown = make(tmp_path / "unknown", template="{{ messages[0].content }}{{ tools }}")
     off = make(tmp_path / "off", enable_auto_tool_choice=False)
-    for bench in (unknown, off):
+    for bench, words in ((unknown, "needs --tool-call-parser"), (off, "is off, by --no-enable-auto-tool-choice")):
         error = bench.error(CHAT, messages=HELLO, tools=[NOW])
-        assert error["message"].startswith(
-            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
-        )
+        assert error["message"].startswith(f'"auto" tool choice {words}')
         say(bench, "{}")
         assert both(bench, tools=[NOW], tool_choice={"type": "function", "function": {"name": "now"}})["calls"]
     told = make(tmp_path / "told", template="{{ messages[0].content }}{{ tools }}", tool_call_parser="pythonic")
@@ -317,6 +315,51 @@ def test_a_template_that_hides_tools_is_a_warning(tmp_path: Path) -> None:
     bench = make(tmp_path, template="{{ messages[0].content }}", tool_call_parser="hermes")
     _, answer = bench.post(CHAT, messages=HELLO, tools=[NOW])
     assert answer["warnings"] == ["this model's chat template does not show `tools` to the model"]
+
+
+def test_what_the_template_does_not_read_is_a_warning(tooled: Bench) -> None:
+    """Proxies send ``enable_thinking`` to every model."""
+    told = ["`chat_template_kwargs`: this model's chat template does not use 'thinking'"]
+    for path in (CHAT, "/tokenize"):
+        status, answer = tooled.post(path, messages=HELLO, chat_template_kwargs={"thinking": False})
+        assert (status, answer["warnings"]) == (200, told)
+    body = tooled.call("POST", CHAT, {"messages": HELLO, "chat_template_kwargs": {"thinking": False}, "stream": True})[2]
+    assert body.count(b"does not use") == 1
+
+
+def test_a_broken_call_in_the_conversation_is_a_warning(tooled: Bench) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "now", "arguments": '{"a": "cut'}}
+    asked = {"messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}, *HELLO], "tools": [NOW]}
+    told = ["a tool call among the messages has arguments that are no JSON object; the model sees them as they are"]
+    for path in (CHAT, "/tokenize"):
+        status, answer = tooled.post(path, **asked)
+        assert (status, answer["warnings"]) == (200, told)
+    prompt = tooled.tokenizer.decode(tooled.engine.requests[0].prompt_token_ids, skip_special_tokens=False)
+    assert json.dumps('{"a": "cut') in prompt
+
+
+def test_developers_are_the_system_of_most_models(tooled: Bench) -> None:
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "developer", "content": "Be brief."}, *HELLO]
+    status, answer = tooled.post("/tokenize", messages=messages)
+    prompt = tooled.tokenizer.decode(answer["tokens"], skip_special_tokens=False)
+    assert status == 200 and "<|im_start|>system\nBe kind.\n\nBe brief.<|im_end|>" in prompt
+    assert tooled.post(CHAT, messages=messages)[0] == 200
+    assert tooled.engine.requests[0].prompt_token_ids == answer["tokens"]
+
+
+def test_thinking_parts_of_earlier_answers_are_taken(tooled: Bench) -> None:
+    parts = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Rain"}]
+    said = {"role": "assistant", "content": parts}
+    assert tooled.post(CHAT, messages=[*HELLO, said, *HELLO])[0] == 200
+    say(tooled, " and wind.")
+    found = both(tooled, messages=[*HELLO, said], continue_final_message=True, echo=True)
+    assert found["content"] == "Rain and wind."
+
+
+def test_a_second_forced_call_that_is_cut_leaves_nothing(tooled: Bench) -> None:
+    say(tooled, '[{"name": "now", "parameters": {}},\n\n{\n  "name": "')
+    found = both(tooled, tools=[NOW], tool_choice="required")
+    assert (found["content"], found["calls"]) == ("", [{"name": "now", "arguments": "{}"}])
 
 
 def test_strict_functions_confine_what_the_model_decides_on(tmp_path: Path) -> None:
@@ -367,7 +410,6 @@ def test_reasoning_that_the_prompt_opens_or_rules_out(tmp_path: Path) -> None:
     assert (found["reasoning"], found["content"]) == ("Hm.", "Rain.")
     found = both(bench, chat_template_kwargs={"enable_thinking": False})
     assert (found["reasoning"], found["content"]) == ("", "Hm.</think>Rain.")
-    assert "does not use 'thinking'" in bench.error(CHAT, messages=HELLO, chat_template_kwargs={"thinking": 1})["message"]
     begun = [*HELLO, {"role": "assistant", "content": "<think>Well,"}]
     found = both(bench, messages=begun, continue_final_message=True)
     assert (found["reasoning"], found["content"]) == ("Hm.", "Rain.")

@@ -110,10 +110,36 @@ def test_tool_calls_come_with_their_arguments_as_an_object() -> None:
         return [{"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]}]
 
     assert render(TOOL_CALLS, call('{"a": "é"}')) == transformers_render(TOOL_CALLS, call({"a": "é"})) == '<s>f({"a": "é"})'
-    assert render(TOOL_CALLS, call("")) == "<s>f({})"
-    for wrong in ("{", "[" * 100_000):
-        with pytest.raises(ParameterError, match="not JSON"):
-            render(TOOL_CALLS, call(wrong))
+    assert render(TOOL_CALLS, call("")) == render(TOOL_CALLS, call(None)) == "<s>f({})"
+
+
+def test_arguments_that_are_no_json_do_not_end_a_conversation() -> None:
+    """A model's call was cut, say; the client sends it back with every turn."""
+
+    def calls(*arguments: str) -> Any:
+        made = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": text}} for text in arguments]
+        return [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": made}]
+
+    shown = "{% for c in messages[1].tool_calls %}{{ c.function.arguments }};{% endfor %}"
+    for wrong in ('{"a": "cut', "[" * 100_000):
+        told: list[str] = []
+        assert render(shown, calls("{}", wrong), warn=told.append) == render(shown, calls("{}", wrong)) == "{};" + wrong + ";"
+        assert told == ["a tool call among the messages has arguments that are no JSON object; the model sees them as they are"]
+    told = []
+    render(shown, calls(*["{"] * 9), warn=told.append)
+    assert len(told) == 1
+    for loop in (
+        "{% for name, value in messages[1].tool_calls[0].function.arguments.items() %}{{ name }}={{ value }}{% endfor %}",
+        "{% for name, value in messages[1].tool_calls[0]['function']['arguments'] | items %}{{ name }}={{ value }}{% endfor %}",
+        "{% set f = messages[1].tool_calls[0].function %}{% for a in f.arguments %}{{ a }}={{ f.arguments[a] }}{% endfor %}",
+        "{% set a = messages[1].tool_calls[0].function.arguments %}{% for k, v in a.items() %}{{ k }}={{ v }}{% endfor %}",
+    ):
+        told = []
+        assert render(loop, calls('{"a": 1}'), warn=told.append) == "a=1" and not told
+        for wrong in ('{"a": "cut', "[1]", "null"):
+            told = []
+            assert render(loop, calls(wrong), warn=told.append) == ""
+            assert told == ["a tool call among the messages has arguments that are no JSON object; the model sees them as none"]
 
 
 def test_a_missing_content_is_an_empty_text_and_unknown_keys_are_dropped() -> None:
@@ -145,6 +171,7 @@ def test_parts_of_text_are_joined_unless_the_template_reads_parts() -> None:
         [{"role": "user", "content": 5}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}],
         [{"role": "user", "content": [5]}],
+        [{"role": "assistant", "content": [{"type": "thinking", "thinking": 5}]}],
         [{"role": "assistant", "tool_calls": 5}],
         [{"role": "assistant", "tool_calls": [5]}],
     ],
@@ -180,6 +207,40 @@ def test_extra_variables_reach_the_template_but_replace_nothing_of_ours() -> Non
         with pytest.raises(ParameterError) as caught:
             render("x", template_kwargs={name: 1})
         assert caught.value.param == "chat_template_kwargs"
+
+
+def test_a_variable_that_changes_nothing_is_told_to_who_listens() -> None:
+    told: list[str] = []
+    extra = {"enable_thinking": False, "a": 1, "x" * 99: 1}
+    assert render("{{ a }}", template_kwargs=extra, warn=told.append) == "1"
+    assert told == [f"`chat_template_kwargs`: this model's chat template does not use 'enable_thinking', '{'x' * 64}'"]
+    with pytest.raises(ParameterError, match="cannot set 'messages'"):
+        render("{{ a }}", template_kwargs={"messages": []}, warn=told.append)
+
+
+def test_a_template_without_developers_hears_them_as_the_system() -> None:
+    shown = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    developer, user = {"role": "developer", "content": "Be brief."}, {"role": "user", "content": "q"}
+    parts = {"role": "system", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "kind."}]}
+    assert render(shown, [developer, user]) == "<system>Be brief.<user>q"
+    assert render(shown, [parts, developer, user]) == "<system>Be\nkind.\n\nBe brief.<user>q"
+    loops = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text or p }}{% endfor %}{% endfor %}"
+    assert render(loops, [parts, developer, user]) == "<system>Be\nkind.\n\nBe brief.<user>q"
+    assert render(shown, [{"role": "developer", "content": ""}, developer, user]) == "<system>Be brief.<user>q"
+    assert render(shown, [user, developer]) == "<user>q<system>Be brief."
+    assert render(shown, [parts, parts, user]) == "<system>Be\nkind.<system>Be\nkind.<user>q", "as the client wrote it"
+    for knows in ("{% if 'developer' %}{% endif %}", '{{ "developer" and "" }}'):
+        assert render(knows + shown, [parts, developer, user]) == "<system>Be\nkind.<developer>Be brief.<user>q"
+
+
+def test_thinking_among_the_parts_is_the_messages_reasoning() -> None:
+    shown = "{{ messages[0].reasoning_content }}|{{ messages[0].content }}"
+    parts = [{"type": "thinking", "thinking": "Hm."}, {"type": "thinking", "thinking": "So."}, {"type": "text", "text": "Yes."}]
+    assert render(shown, [{"role": "assistant", "content": parts}]) == "Hm.\nSo.|Yes."
+    assert render(shown, [{"role": "assistant", "content": parts, "reasoning": "Mine."}]) == "Mine.|Yes."
+    assert render(shown, [{"role": "assistant", "content": parts[:1]}]) == "Hm.|"
+    loops = "{% for p in messages[0].content %}{{ p.type }}{{ p.text }}{% endfor %}"
+    assert render(loops, [{"role": "assistant", "content": parts}]) == "textYes."
 
 
 def test_the_templates_own_refusal_is_the_message() -> None:

@@ -1,8 +1,7 @@
 """From a body of /v1/responses to the chat request that it means.
 
-Items become messages: consecutive calls one assistant's message, reasoning the message after it, and what the system and the
-developer say before anybody else, with ``instructions`` first, one system message, which is all that some templates take.
-Raises ``ApiError`` 400 that names the item.
+Items become messages: consecutive calls one assistant's message, reasoning the message after it, ``instructions`` a developer's
+message before all of them. Raises ``ApiError`` 400 that names the item.
 """
 
 from typing import Any
@@ -67,7 +66,7 @@ def _check(body: ResponsesRequest) -> None:
 
 def messages(body: ResponsesRequest) -> list[Message]:
     """The conversation of the body."""
-    made: list[Message] = []
+    made = [Message(role="developer", content=body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
         made.append(Message(role="user", content=body.input))
     elif isinstance(body.input, list):
@@ -75,16 +74,7 @@ def messages(body: ResponsesRequest) -> list[Message]:
             _add(made, item, f"input[{i}]")
     else:
         raise errors.malformed("input: expected a string or a list of items", "input")
-    return _one_system_message(body.instructions, made)
-
-
-def _one_system_message(instructions: str | None, made: list[Message]) -> list[Message]:
-    leading = 0
-    while leading < len(made) and made[leading].role == "system":
-        leading += 1
-    said = [text for text in (instructions, *(message.content for message in made[:leading])) if isinstance(text, str) and text]
-    system = [Message(role="system", content="\n\n".join(said))] if said else []
-    return [*system, *made[leading:]]
+    return made
 
 
 def _add(made: list[Message], item: Any, place: str) -> None:
@@ -98,7 +88,7 @@ def _add(made: list[Message], item: Any, place: str) -> None:
             if role == "assistant" and made and _is_open(made[-1]):
                 made[-1].content = content
             else:
-                made.append(Message(role="system" if role == "developer" else role, content=content))
+                made.append(Message(role=role, content=content))
         case "reasoning":
             made.append(Message(role="assistant", reasoning=_reasoning(item, place)))
         case "function_call":

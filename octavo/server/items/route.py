@@ -30,7 +30,7 @@ class Items:
         limits = service.loaded().limits
         request = await aside.run(is_large, conversation.chat_request, asked, max_model_len=limits.max_model_len)
         try:
-            return await self._chat.answer(http, request, warnings, prefix="resp", shape=partial(ItemsAnswer, asked))
+            return await self._chat.answer(http, request, warnings, prefix="resp_", shape=partial(ItemsAnswer, asked))
         except ParameterError as error:
             raise conversation.renamed(errors.from_parameter_error(error)) from error
         except errors.ApiError as error:

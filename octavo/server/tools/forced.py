@@ -36,16 +36,19 @@ class NamedParser:
 
 
 class RequiredParser(StateParser):
-    """One or more calls. Text that the grammar does not allow, and the beginning of a call that was cut before its arguments,
-    are content."""
+    """One or more calls. Text that the grammar does not allow is content, and so is the beginning of a first call that was cut
+    before its arguments. Of a later one that was cut like this nothing is left."""
 
     def __init__(self) -> None:
         super().__init__(self._head)
         self._held = ""
+        self._called = False
         self._arguments = ValueEnd()
 
     def finish(self) -> list[Event]:
-        return [] if self._held.strip() in ("", "]") else content(self._held)
+        held = self._held.strip()
+        is_syntax = self._called and (held == "]" or held.startswith(","))
+        return content(self._held) if held and not is_syntax else []
 
     def _head(self, text: str, events: list[Event]) -> str:
         """Everything up to a call's arguments."""
@@ -55,6 +58,7 @@ class RequiredParser(StateParser):
             return self._plain("", events) if len(self._held) > _MAX_HEAD else ""
         rest = self._held[found.end() :]
         events.append(CallStart(msgspec.json.decode(found.group(1), type=str)))
+        self._called = True
         self._held, self._state, self._arguments = "", self._in_arguments, ValueEnd()
         return rest
 
