@@ -5,13 +5,8 @@ Counters only grow for the life of one engine process; gauges are the value afte
 """
 
 import bisect
-import itertools
-from typing import Any
 
 import msgspec
-
-STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Bounds of the tokens that one step computes."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,8 +16,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     and ``shared`` and ``pinned`` (parts of used) have more than one owner or stay for good. ``token_slots_used`` are slots of
     used blocks that hold a token. ``block_references`` are the entries of all block tables, ``blocks_referenced`` the blocks
     behind them. ``prefix_cache_queries`` and ``prefix_cache_hits`` are in tokens, swaps in blocks; ``drafts`` are verifications
-    of ``draft_tokens`` guessed tokens. ``computed_tokens`` are those of all steps, ``steps_by_tokens`` the numbers of steps in
-    the buckets of ``STEP_TOKENS``.
+    of ``draft_tokens`` guessed tokens.
     """
 
     num_running: int = 0
@@ -39,8 +33,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     blocks_referenced: int = 0
 
     steps: int = 0
-    computed_tokens: int = 0
-    steps_by_tokens: tuple[int, ...] = ()
     prompt_tokens: int = 0
     generation_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -66,22 +58,16 @@ COUNTERS = EngineStats.__struct_fields__[EngineStats.__struct_fields__.index("st
 
 def continued(stats: EngineStats, before: EngineStats) -> EngineStats:
     """``stats`` with the counters of an earlier engine added, so that they keep growing when a new engine takes over."""
-    return msgspec.structs.replace(stats, **{name: _sum(getattr(stats, name), getattr(before, name)) for name in COUNTERS})
-
-
-def _sum(one: Any, other: Any) -> Any:
-    if isinstance(one, tuple):
-        return tuple(a + b for a, b in itertools.zip_longest(one, other, fillvalue=0))
-    return one + other
+    return msgspec.structs.replace(stats, **{name: getattr(stats, name) + getattr(before, name) for name in COUNTERS})
 
 
 class Histogram:
     """Counts of values in fixed buckets. ``bounds`` are upper limits, inclusive, ascending; one more bucket holds the rest."""
 
-    def __init__(self, bounds: tuple[float, ...], counts: tuple[int, ...] = (), total: float = 0.0) -> None:
+    def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.counts = list(counts) or [0] * (len(bounds) + 1)
-        self.total = total
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
         self.counts[bisect.bisect_left(self.bounds, value)] += times

@@ -1,8 +1,6 @@
 """What a scheduler counts."""
 
-from dataclasses import dataclass, field
-
-from octavo.metrics import STEP_TOKENS, Histogram
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -11,7 +9,6 @@ class Counters:
     one draft token or several."""
 
     steps: int = 0
-    step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKENS))
     prompt_tokens: int = 0
     generation_tokens: int = 0
     prefix_cache_queries: int = 0

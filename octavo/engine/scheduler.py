@@ -298,7 +298,6 @@ class Scheduler:
         self._residence.swap_cost.observe(plan, output)
         self._speculation.observe(plan, output)
         self.counters.steps += 1
-        self.counters.step_tokens.observe(plan.num_tokens)
         now = self._clock()
         deltas = self._results.take(self._planned.pop(plan.step_id), output, now)
         return self._batching.deliver(deltas, idle=not self._residence.running, now=now)
@@ -343,8 +342,6 @@ class Scheduler:
             block_references=references,
             blocks_referenced=blocks_referenced,
             steps=counted.steps,
-            computed_tokens=int(counted.step_tokens.total),
-            steps_by_tokens=tuple(counted.step_tokens.counts),
             prompt_tokens=counted.prompt_tokens,
             generation_tokens=counted.generation_tokens,
             cached_prompt_tokens=counted.prefix_cache_hits,

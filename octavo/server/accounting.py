@@ -20,8 +20,7 @@ LATENCY_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-TOKEN_BUCKETS = tuple(digit * 10**zeros for zeros in range(6) for digit in (1, 2, 5))
-N_BUCKETS = (1, 2, 5, 10, 20)
+TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -35,7 +34,6 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     operation: str = ""
     stream: bool = False
     n: int = 1
-    max_tokens: int | None = None
     branches: int = 1
     model_requests: int = 1
     prompt_tokens: int = 0
@@ -67,12 +65,6 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     def decode_time(self) -> float | None:
         """From the first token to the end."""
         return None if self.first_token is None or self.ended is None else self.ended - self.first_token
-
-    @property
-    def inference_time(self) -> float | None:
-        """From the first step to the end."""
-        prefill, decode = self.prefill_time, self.decode_time
-        return None if prefill is None or decode is None else prefill + decode
 
     @property
     def time_per_token(self) -> float | None:
@@ -120,9 +112,6 @@ class ServerMetrics:
         self.queue_time = Histogram(LATENCY_BUCKETS)
         self.prefill_time = Histogram(LATENCY_BUCKETS)
         self.decode_time = Histogram(LATENCY_BUCKETS)
-        self.inference_time = Histogram(LATENCY_BUCKETS)
-        self.n = Histogram(N_BUCKETS)
-        self.max_tokens = Histogram(TOKEN_BUCKETS)
         self.prompt_tokens = Histogram(TOKEN_BUCKETS)
         self.generation_tokens = Histogram(TOKEN_BUCKETS)
         self.longest_output = Histogram(TOKEN_BUCKETS)
@@ -146,9 +135,6 @@ class ServerMetrics:
         self.prompt_tokens.observe(record.prompt_tokens)
         self.generation_tokens.observe(record.output_tokens)
         self.longest_output.observe(record.longest_output)
-        self.n.observe(record.n)
-        if record.max_tokens is not None:
-            self.max_tokens.observe(record.max_tokens)
         self.e2e_latency.observe(ended - record.arrival)
         self.clients_gone += record.client_gone
         self.blocks_allocated += record.blocks_allocated
@@ -161,7 +147,6 @@ class ServerMetrics:
             (self.queue_time, record.queue_time),
             (self.prefill_time, record.prefill_time),
             (self.decode_time, record.decode_time),
-            (self.inference_time, record.inference_time),
             (self.time_to_first_token, record.time_to_first_token),
             (self.time_per_output_token, record.time_per_token),
         ):

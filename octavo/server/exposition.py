@@ -1,11 +1,9 @@
 """GET /metrics: the numbers of the engine and the server in Prometheus' format.
 
-Our names begin with ``octavo_``; the names that existing dashboards ask for stand beside them with the same values, histograms
-with the bounds that they know. Fixed buckets and fixed labels, so the number of series does not depend on what clients do.
-Imported when the server is ready.
+Our names begin with ``octavo_``; the names that existing dashboards ask for stand beside them with the same values. Fixed
+buckets and fixed labels, so the number of series does not depend on what clients do. Imported when the server is ready.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -14,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from octavo.metrics import STEP_TOKENS, EngineStats, Histogram
+from octavo.metrics import EngineStats, Histogram
 from octavo.server.accounting import ServerMetrics
 from octavo.server.service import Service
 
@@ -23,8 +21,9 @@ _LABELS = ["model_name", "engine"]
 _TTFT: _Bounds = (0.01, 0.04, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 40.0)
 _ITL: _Bounds = (0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _E2E: _Bounds = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 240.0)
-_QUEUE: _Bounds = (0.3, 1.0, 5.0, 10.0, 30.0, 60.0)
+_QUEUE: _Bounds = (0.3, 1.0, 5.0, 15.0, 60.0)
 _TOKENS: _Bounds = (10, 100, 1000, 10000, 100000)
+_MORE_TOKENS: _Bounds = (1, 5, 10, 50, 100, 500, 1000, 5000, 10000, 50000, 100000)
 
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
@@ -72,7 +71,7 @@ class _Snapshot:
         yield from self._gauges(stats)
         yield from self._counters(stats, metrics)
         yield from self._histograms(metrics)
-        yield from self._aliases(stats, metrics)
+        yield from self._set_up(stats)
         yield from self._own(stats, metrics)
 
     def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
@@ -141,44 +140,34 @@ class _Snapshot:
             yield finished
 
     def _histograms(self, metrics: ServerMetrics) -> Iterator[Metric]:
-        """Our own with a selection of the bounds, the same under the other name with all of them."""
-        for name, help_text, histogram, bounds in (
-            ("time_to_first_token_seconds", "From arrival to the first token.", metrics.time_to_first_token, _TTFT),
-            ("inter_token_latency_seconds", "Between two tokens of one choice.", metrics.inter_token_latency, _ITL),
-            ("e2e_request_latency_seconds", "From arrival to the end.", metrics.e2e_latency, _E2E),
-            ("request_queue_time_seconds", "From arrival to the first step.", metrics.queue_time, _QUEUE),
+        """Our own with a selection of the bounds; the aliases, where dashboards draw more of them than sum and count, with the
+        bounds that they know."""
+        for name, help_text, histogram, bounds, alias_bounds in (
+            ("time_to_first_token_seconds", "From arrival to the first token.", metrics.time_to_first_token, _TTFT, None),
+            ("inter_token_latency_seconds", "Between two tokens of one choice.", metrics.inter_token_latency, _ITL, None),
+            ("e2e_request_latency_seconds", "From arrival to the end.", metrics.e2e_latency, _E2E, None),
+            ("request_queue_time_seconds", "From arrival to the first step.", metrics.queue_time, _QUEUE, _QUEUE),
+            ("request_prompt_tokens", "Prompt tokens of a request.", metrics.prompt_tokens, _TOKENS, _MORE_TOKENS),
+            ("request_generation_tokens", "Generated tokens of a request.", metrics.generation_tokens, _TOKENS, _MORE_TOKENS),
         ):
             yield self._histogram(f"octavo_{name}", help_text, histogram, bounds)
-            yield self._histogram(f"vllm:{name}", help_text, histogram)
-        for name, help_text, histogram in (
-            ("request_prompt_tokens", "Prompt tokens of a request.", metrics.prompt_tokens),
-            ("request_generation_tokens", "Generated tokens of a request.", metrics.generation_tokens),
+            yield self._histogram(f"vllm:{name}", help_text, histogram, alias_bounds)
+        for name, help_text, histogram, alias_bounds in (
+            ("time_per_output_token_seconds", "Mean of a request, first token left out.", metrics.time_per_output_token, None),
+            ("prefill_time_seconds", "From the first step to the first token.", metrics.prefill_time, _QUEUE),
+            ("decode_time_seconds", "From the first token to the end.", metrics.decode_time, _QUEUE),
+            ("max_num_generation_tokens", "Tokens of a request's longest choice.", metrics.longest_output, _TOKENS),
         ):
-            yield self._histogram(f"octavo_{name}", help_text, histogram, _TOKENS)
-            yield self._token_histogram(f"vllm:{name}", help_text, histogram)
+            yield self._histogram(f"vllm:request_{name}", help_text, histogram, alias_bounds)
 
-    def _aliases(self, stats: EngineStats, metrics: ServerMetrics) -> Iterator[Metric]:
-        """What only has a name that dashboards know."""
-        for name, help_text, histogram in (
-            ("time_per_output_token_seconds", "Mean of a request, first token left out.", metrics.time_per_output_token),
-            ("prefill_time_seconds", "From the first step to the first token.", metrics.prefill_time),
-            ("decode_time_seconds", "From the first token to the end.", metrics.decode_time),
-            ("inference_time_seconds", "From the first step to the end.", metrics.inference_time),
-            ("params_n", "The n of a request.", metrics.n),
-        ):
-            yield self._histogram(f"vllm:request_{name}", help_text, histogram)
-        for name, help_text, histogram in (
-            ("max_num_generation_tokens", "Tokens of a request's longest choice.", metrics.longest_output),
-            ("params_max_tokens", "The most tokens that a request may be given.", metrics.max_tokens),
-        ):
-            yield self._token_histogram(f"vllm:request_{name}", help_text, histogram)
-        tokens = Histogram(STEP_TOKENS, stats.steps_by_tokens, stats.computed_tokens)
-        yield self._histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", tokens)
-        if (frontend := self._service.frontend) is not None:
-            facts = {**frontend.cache_facts, "num_gpu_blocks": str(stats.blocks_total), "engine": self._values[1]}
-            cache = GaugeMetricFamily("vllm:cache_config_info", "How the KV cache is set up.", labels=list(facts))
-            cache.add_metric(list(facts.values()), 1)
-            yield cache
+    def _set_up(self, stats: EngineStats) -> Iterator[Metric]:
+        """What routers multiply: the blocks and their size."""
+        if (frontend := self._service.frontend) is None:
+            return
+        facts = {**frontend.cache_facts, "num_gpu_blocks": str(stats.blocks_total), "engine": self._values[1]}
+        cache = GaugeMetricFamily("vllm:cache_config_info", "How the KV cache is set up.", labels=list(facts))
+        cache.add_metric(list(facts.values()), 1)
+        yield cache
 
     def _own(self, stats: EngineStats, metrics: ServerMetrics) -> Iterator[Metric]:
         service = self._service
@@ -208,12 +197,6 @@ class _Snapshot:
         family = CounterMetricFamily(name, help_text, labels=_LABELS)
         family.add_metric(self._values, value)
         return family
-
-    def _token_histogram(self, name: str, help_text: str, histogram: Histogram) -> Metric:
-        """With the bounds that a request of this model can reach."""
-        frontend = self._service.frontend
-        longest = math.inf if frontend is None else frontend.limits.max_model_len
-        return self._histogram(name, help_text, histogram, tuple(bound for bound in histogram.bounds if bound <= longest))
 
     def _histogram(self, name: str, help_text: str, histogram: Histogram, bounds: tuple[float, ...] | None = None) -> Metric:
         family = HistogramMetricFamily(name, help_text, labels=_LABELS)

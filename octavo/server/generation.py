@@ -80,7 +80,6 @@ class Generation:
         self.record = record
         record.prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         record.n = requests[0].params.n
-        record.max_tokens = requests[0].params.max_tokens
         record.branches = self.params.num_branches if self._comes_late else record.n
         record.model_requests = len(requests)
 

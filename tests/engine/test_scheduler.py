@@ -188,14 +188,6 @@ def test_what_is_found_again_after_a_preemption_is_no_hit() -> None:
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (16, 0)
 
 
-def test_steps_are_counted_by_their_tokens() -> None:
-    harness = Harness()
-    harness.add("a", 8, max_tokens=3)
-    harness.finish()
-    stats = harness.engine.stats()
-    assert stats.steps_by_tokens[:3] == (2, 1, 0) and sum(stats.steps_by_tokens) == stats.steps and stats.computed_tokens == 10
-
-
 def test_a_long_prompt_is_chunked_and_leaves_room_for_decodes() -> None:
     harness = Harness(max_num_batched_tokens=16, max_model_len=128)
     for name in "abc":

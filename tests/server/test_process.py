@@ -146,7 +146,7 @@ def test_metrics_parse_and_stay_few(server: RunningServer) -> None:
     httpx.get(f"{server.url}/v1/nothing")
     families = list(text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text))
     samples = {sample.name for family in families for sample in family.samples}
-    assert sum(len(family.samples) for family in families) <= 430
+    assert sum(len(family.samples) for family in families) <= 300
     assert {"octavo_saturation", "octavo_kv_blocks", "octavo_copy_on_writes_total", "octavo_preemptions_total"} <= samples
     assert {"octavo_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"} <= samples
     assert {"vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:time_to_first_token_seconds_bucket"} <= samples

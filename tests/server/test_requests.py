@@ -1,12 +1,10 @@
 """What the engine is asked: defaults, clamps, prompts, scopes; and the routes that are not about generating."""
 
 import json
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from octavo.config import ConfigError
@@ -322,7 +320,6 @@ def test_an_assistants_refusal_goes_back_as_what_it_said(bench: Bench) -> None:
 
 
 def test_metrics_count_requests(bench: Bench) -> None:
-    bench.engine.stats = msgspec.structs.replace(bench.engine.stats, steps_by_tokens=(1, 0, 0, 2), computed_tokens=40)
     bench.post(COMPLETIONS, prompt=[5, 6], max_tokens=2, n=2)
     bench.post(COMPLETIONS, prompt="x", n=0)
     status, headers, body = bench.call("GET", "/metrics")
@@ -337,29 +334,16 @@ def test_metrics_count_requests(bench: Bench) -> None:
     assert f"octavo_saturation{{{labels}}} 0.25" in text
     assert "vllm:time_to_first_token_seconds_bucket" in text
     assert f"vllm:request_max_num_generation_tokens_sum{{{labels}}} 2.0" in text
-    for part in ("prefill", "decode", "inference"):
+    for part in ("prefill", "decode"):
         assert f"vllm:request_{part}_time_seconds_count{{{labels}}} 1.0" in text
-    for name in ("params_n", "params_max_tokens"):
-        assert f"vllm:request_{name}_sum{{{labels}}} 2.0" in text
     assert "process_resident_memory_bytes" in text
     cache = 'block_size="16",cache_dtype="auto",enable_prefix_caching="True",engine="0",num_gpu_blocks="8"'
     assert f"vllm:cache_config_info{{{cache}}} 1.0" in text
-    assert f"vllm:iteration_tokens_total_count{{{labels}}} 3.0" in text
-    assert f"vllm:iteration_tokens_total_sum{{{labels}}} 40.0" in text
 
 
-def test_series_are_few_and_aliases_have_the_bounds_that_dashboards_know(tmp_path: Path) -> None:
+def test_series_are_few(tmp_path: Path) -> None:
     text = Bench(tmp_path / "tokenizer", context=131072).call("GET", "/metrics")[2].decode()
-    names = [line.split("{")[0] for line in text.splitlines() if not line.startswith("#")]
-    assert sum(name.startswith("octavo_") for name in names) <= 115
-    assert len(names) <= 430, "the aliases need all bounds of their histograms"
-    counts = Counter(name for name in names if name.startswith("vllm:") and name.endswith("_bucket"))
-    of = {name.removeprefix("vllm:").removesuffix("_bucket"): count - 1 for name, count in counts.items()}
-    times = {f"request_{part}_time_seconds": 21 for part in ("queue", "prefill", "decode", "inference")}
-    itl = {"inter_token_latency_seconds": 19, "request_time_per_output_token_seconds": 19}
-    tokens = ("prompt_tokens", "generation_tokens", "max_num_generation_tokens", "params_max_tokens")
-    other = {"time_to_first_token_seconds": 22, "e2e_request_latency_seconds": 21, "iteration_tokens_total": 13}
-    assert of == {**times, **itl, **{f"request_{name}": 16 for name in tokens}, **other, "request_params_n": 5}
+    assert sum(not line.startswith("#") for line in text.splitlines()) <= 300
 
 
 def test_keys(tmp_path: Path) -> None:
