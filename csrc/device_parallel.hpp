@@ -27,11 +27,14 @@ template <class Object> void Device::hold(const Object& object) {
 }
 
 template <class Body> void Device::run(Body&& body) {
-    if (!pool_.is_whole()) {
-        throw std::runtime_error("a forked process has none of the model's threads: make the model in the process that uses it");
-    }
     const Unlocked unlocked;
-    std::lock_guard<std::mutex> lock(busy_);
+    std::unique_lock<std::mutex> lock(busy_, std::defer_lock);
+    if (pool_.is_at_home()) {
+        lock.lock();
+    } else if (!lock.try_lock() || pool_.is_cut_off()) { // who holds it was a thread of the other process
+        throw std::runtime_error("this process was forked in the middle of a step, and has no threads to finish it: make the model in "
+                                 "the process that uses it");
+    }
     FlushDenormals flush;
     pool_.finish();
     body();

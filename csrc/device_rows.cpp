@@ -66,7 +66,7 @@ void Device::finish(Program& program) {
 }
 
 void Device::wait() {
-    if (pool_.is_whole()) run([] {});
+    if (pool_.is_at_home()) run([] {});
     running_.reset();
 }
 

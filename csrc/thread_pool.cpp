@@ -137,7 +137,7 @@ void ThreadPool::finish() {
         // Who has begun to trade cores with this thread may be put aside between its two calls: what the caller makes next, as a
         // child, would have one core for good. Whoever looks at its duty from now on finds none.
         std::atomic_thread_fence(std::memory_order_seq_cst);
-        while (fetching_.load(std::memory_order_acquire)) sched_yield();
+        while (fetching_.load(std::memory_order_acquire) && is_at_home()) sched_yield();
     } else {
         help(size() - 1, done_);
     }

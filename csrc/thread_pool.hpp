@@ -28,8 +28,10 @@ public:
     ThreadPool& operator=(const ThreadPool&) = delete;
 
     int size() const { return size_; }
-    // Whether its threads are there. In a process that was forked from its own they are not, and nothing can be run.
-    bool is_whole() const { return workers_.empty() || process_.is_this(); }
+    // Whether this is the process that it was made in. In one that was forked from it its threads are not there, and the caller does
+    // all: but a task that one of them was at, which nobody can finish.
+    bool is_at_home() const { return process_.is_this(); }
+    bool is_cut_off() const { return !is_at_home() && started_ && open_ == kTaken && !done_; }
     // The threads that take part in what is run here: `team` of them from `first` on.
     int team() const { return apart_ < 0 ? size() : 1; }
     int first() const { return apart_ < 0 ? 0 : apart_; }
