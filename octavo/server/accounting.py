@@ -20,7 +20,8 @@ LATENCY_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+QUEUE_BUCKETS = (0.3, 1.0, 5.0, 15.0, 60.0)
+TOKEN_BUCKETS = (1, 5, 10, 50, 100, 500, 1000, 5000, 10000, 50000, 100000)
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -109,9 +110,9 @@ class ServerMetrics:
         self.inter_token_latency = Histogram(ITL_BUCKETS)
         self.time_per_output_token = Histogram(ITL_BUCKETS)
         self.e2e_latency = Histogram(LATENCY_BUCKETS)
-        self.queue_time = Histogram(LATENCY_BUCKETS)
-        self.prefill_time = Histogram(LATENCY_BUCKETS)
-        self.decode_time = Histogram(LATENCY_BUCKETS)
+        self.queue_time = Histogram(QUEUE_BUCKETS)
+        self.prefill_time = Histogram(QUEUE_BUCKETS)
+        self.decode_time = Histogram(QUEUE_BUCKETS)
         self.prompt_tokens = Histogram(TOKEN_BUCKETS)
         self.generation_tokens = Histogram(TOKEN_BUCKETS)
         self.longest_output = Histogram(TOKEN_BUCKETS)
@@ -122,9 +123,6 @@ class ServerMetrics:
         self.blocks_shared = 0
         self.copy_on_writes = 0
         self.started_at = time.time()
-
-    def inter_token(self, seconds: float, count: int) -> None:
-        self.inter_token_latency.observe(seconds, count)
 
     def response(self, status: int) -> None:
         self.responses[status] = self.responses.get(status, 0) + 1

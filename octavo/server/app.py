@@ -148,12 +148,7 @@ def build_app(service: Service) -> ASGIApp:
 
     gate = Gate(
         routed,
-        options=service.options,
-        metrics=service.metrics,
-        log=service.log,
-        keys=service.keys,
-        usage=service.usage_log,
-        traces=service.traces,
+        service,
         paths=frozenset(route.path for route in served if not route.param_convertors),
         generating=generating,
     )

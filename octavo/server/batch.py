@@ -24,11 +24,11 @@ from octavo.server import errors, openapi
 from octavo.server.app import build_app
 from octavo.server.engine_handle import EngineProcess
 from octavo.server.errors import ApiError
-from octavo.server.main import start_engine
+from octavo.server.main import Started, load_frontend, start_engine
 from octavo.server.names import ModelNames
 from octavo.server.options import ServerOptions
 from octavo.server.request_log import Log
-from octavo.server.service import Frontend, Service
+from octavo.server.service import Service
 from octavo.server.status import Status
 from octavo.server.supervisor import Supervisor
 from octavo.server.wire import Ready
@@ -85,7 +85,7 @@ class Batch:
         self._options = options
         self.failed = self.unreadable = 0
 
-    async def run(self, started: "concurrent.futures.Future[Any]", spawner: concurrent.futures.ThreadPoolExecutor) -> int:
+    async def run(self, started: "concurrent.futures.Future[Started]", spawner: concurrent.futures.ThreadPoolExecutor) -> int:
         """Answers every line. ``started`` is the engine process. Returns the exit status."""
         window = _AHEAD * self._config.max_num_seqs
         self._service = service = self._build_service(spawner, window)
@@ -128,23 +128,12 @@ class Batch:
         if not self._ready.done():
             self._ready.set_result(None)
 
-    async def _load(self, started: "concurrent.futures.Future[Any]") -> None:
-        from octavo import build
-
-        engine, config = await asyncio.wrap_future(started)
-        await self._supervisor.attach(engine, config)
-        front = await asyncio.to_thread(build.open_frontend, config)
-        if config.pin_prefix:
-            from octavo.prefix_files import read_prefixes
-
-            self._supervisor.pin(await asyncio.to_thread(read_prefixes, config.pin_prefix, front.tokenizer))
-        self._service.frontend = Frontend.build(
-            front.tokenizer, front.model_config, max_model_len=front.max_model_len, config=config
-        )
+    async def _load(self, started: "concurrent.futures.Future[Started]") -> None:
+        self._service.frontend = await load_frontend(started, self._supervisor)
         self._service.status.text_ready()
         await self._ready
 
-    async def _answer_file(self, app: ASGIApp, started: "concurrent.futures.Future[Any]", window: int) -> int:
+    async def _answer_file(self, app: ASGIApp, started: "concurrent.futures.Future[Started]", window: int) -> int:
         """The output is complete under its own name, or there is only a ``.part`` of it."""
         from tqdm import tqdm
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -34,7 +34,6 @@ from octavo.server.responses import (
     ChatResponse,
     Delta,
     MadeToolCall,
-    Usage,
 )
 from octavo.server.service import Frontend, Service
 from octavo.server.tool_choice import Tools, read_tools
@@ -74,7 +73,7 @@ class Chat:
         prompt = await self._prompt(request, tools, template_kwargs, envelope)
         plan = await aside.run(is_large, self._plan, request, tools, written, prompt)
         if tools is not None and plan.structured_outputs is not None:
-            await check_calls(plan.structured_outputs, tools, service.form_check(http))
+            await check_calls(plan.structured_outputs, tools, functools.partial(service.check_grammar, http=http))
         generation = await service.generation(
             request,
             [prompt],
@@ -84,21 +83,13 @@ class Chat:
             structured_outputs=plan.structured_outputs,
             thinking=[plan.thinking],
         )
-        formatter = LogprobFormat(
-            frontend.tokenizer,
-            top=params.num_alternatives(request),
-            as_token_ids=bool(request.return_tokens_as_token_ids),
-            named=bool(request.logprob_token_ids),
-        )
-        answer = shape(request, prompt, envelope, formatter, plan.text)
+        answer = shape(request, prompt, envelope, LogprobFormat.of(request, frontend.tokenizer), plan.text)
         return await reply(
             generation,
             answer,
             request,
             receive=http.receive,
             log=self._service.log,
-            write_timeout=self._service.options.write_timeout,
-            alternatives=max(params.num_alternatives(request), request.prompt_logprobs or 0),
         )
 
     def _plan(self, request: ChatRequest, tools: Tools | None, written: Format | None, prompt: Prompt) -> ChatPlan:
@@ -191,7 +182,7 @@ class ChatAnswer:
         self._begun = [False] * n
         self._content_events: dict[int, sse.TextEvents] = {}
         self._prompt_logprobs: Sequence[TokenLogprobs] = []
-        self._usages = Usages([len(prompt.token_ids)], n, details=envelope.cached_details)
+        self._usages = Usages([len(prompt.token_ids)], n, details=envelope.cached_details, options=request.stream_options)
 
     def collect(self, updates: Sequence[ChoiceUpdate]) -> None:
         for update in updates:
@@ -291,7 +282,7 @@ class ChatAnswer:
         chunk.prompt_token_offsets = offsets_of(self._prompt, request)
         chunk.prompt_text = self._prompt.text if request.return_prompt_text else None
         chunk.warnings = self._envelope.once()
-        chunk.usage = self._usage_so_far(index)
+        chunk.usage = self._usages.in_chunk(index)
         events = [sse.event(chunk)]
         if echo := self._echo():
             events.append(sse.event(self._new_chunk(ChatChunkChoice(index=index, delta=Delta(content=echo)))))
@@ -312,16 +303,15 @@ class ChatAnswer:
         if update.finish_reason is not None:
             choice.stop_reason = update.stop_reason
         chunk = self._new_chunk(choice)
-        chunk.usage = self._usage_so_far(update.index)
-        if update.finish_reason is not None and not self._wants_usage():
+        chunk.usage = self._usages.in_chunk(update.index)
+        if update.finish_reason is not None and not self._usages.wanted:
             chunk.system_fingerprint = self._envelope.fingerprint
         return sse.event(chunk)
 
     @functools.cached_property
     def _content_alone(self) -> bool:
         """Whether nothing but the content differs from one chunk of a choice to the next, its first and its last aside."""
-        request = self._request
-        return not (self._reports_logprobs or request.return_token_ids or isinstance(self._usage_so_far(0), Usage))
+        return not (self._reports_logprobs or self._request.return_token_ids or self._usages.continuous)
 
     def _content_event(self, index: int, content: str) -> bytes:
         """What ``_chunk`` would make of an update whose content alone is new."""
@@ -340,18 +330,9 @@ class ChatAnswer:
         envelope = self._envelope
         return ChatChunk(id=envelope.id, created=envelope.created, model=envelope.model, choices=list(choices))
 
-    def _wants_usage(self) -> bool:
-        options = self._request.stream_options
-        return options is not None and bool(options.include_usage)
-
-    def _usage_so_far(self, index: int) -> Usage | UnsetType:
-        options = self._request.stream_options
-        continuous = options is not None and bool(options.continuous_usage_stats)
-        return self._usages.of(index) if continuous and self._wants_usage() else UNSET
-
     def last_events(self) -> bytes:
         """The usage if it was asked for, and ``[DONE]``."""
-        if not self._wants_usage():
+        if not self._usages.wanted:
             return sse.DONE
         chunk = self._new_chunk()
         chunk.usage = self._usages.total()

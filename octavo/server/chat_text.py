@@ -33,9 +33,6 @@ class TextPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.splitter is None and self.parser is None
 
 
-PLAIN = TextPlan()
-
-
 class TextDelta(msgspec.Struct):
     """What a piece of text adds to an answer. ``calls_first``: its content comes after its calls."""
 

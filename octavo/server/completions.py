@@ -51,12 +51,7 @@ class Completions:
             request,
             prompts,
             envelope,
-            LogprobFormat(
-                frontend.tokenizer,
-                top=params.num_alternatives(request),
-                as_token_ids=bool(request.return_tokens_as_token_ids),
-                named=bool(request.logprob_token_ids),
-            ),
+            LogprobFormat.of(request, frontend.tokenizer),
         )
         generation = await service.generation(
             answer.computed_request(),
@@ -68,15 +63,13 @@ class Completions:
             prompt_only=answer.prompt_only,
         )
         if answer.prompt_only and answer.num_prompt_logprobs is None:
-            return answer.echo_only(service.options.write_timeout)
+            return answer.echo_only()
         return await reply(
             generation,
             answer,
             request,
             receive=http.receive,
             log=self._service.log,
-            write_timeout=self._service.options.write_timeout,
-            alternatives=max(params.num_alternatives(request), answer.num_prompt_logprobs or 0),
         )
 
     async def _thinking(self, request: CompletionRequest, prompts: list[Prompt]) -> list[Thinking | None]:
@@ -184,7 +177,12 @@ class CompletionAnswer:
         self._begun = [False] * len(self._parts)
         self._text_events: dict[int, sse.TextEvents] = {}
         self._prompt_logprobs: dict[int, Sequence[TokenLogprobs]] = {}
-        self._usages = Usages([len(prompt.token_ids) for prompt in prompts], self._n, details=envelope.cached_details)
+        self._usages = Usages(
+            [len(prompt.token_ids) for prompt in prompts],
+            self._n,
+            details=envelope.cached_details,
+            options=request.stream_options,
+        )
 
     @property
     def prompt_only(self) -> bool:
@@ -219,7 +217,7 @@ class CompletionAnswer:
         """The response, when every choice is complete."""
         return self._response([self._choice(index) for index in range(len(self._parts))])
 
-    def echo_only(self, write_timeout: float) -> Response:
+    def echo_only(self) -> Response:
         """A prompt sent back: nothing is computed. The request has passed the same checks as any other."""
         choices = [
             CompletionChoice(
@@ -234,7 +232,7 @@ class CompletionAnswer:
         ]
         if not self._request.stream:
             return json_response(self._response(choices))
-        return sse.EventStream(self._echo_events(choices), on_gone=lambda: None, write_timeout=write_timeout)
+        return sse.EventStream(self._echo_events(choices), on_gone=lambda: None)
 
     def events(self, updates: Sequence[ChoiceUpdate]) -> bytes:
         """The chunks for what is new."""
@@ -302,13 +300,8 @@ class CompletionAnswer:
             at=len(prompt.text or "") if self._request.echo else 0,
             skip_special_tokens=self._request.skip_special_tokens is not False,
         )
-        more = self._format.completion([entry for part in parts for entry in part.logprobs or []], places)
-        return CompletionLogprobs(
-            shape.text_offset + more.text_offset,
-            shape.token_logprobs + more.token_logprobs,
-            shape.tokens + more.tokens,
-            shape.top_logprobs + more.top_logprobs,
-        )
+        self._format.completion((entry for part in parts for entry in part.logprobs or []), places, after=shape)
+        return shape
 
     def _worth_a_chunk(self, update: ChoiceUpdate) -> bool:
         """A token whose text is held back changes nothing that the client can see, unless it asked for tokens."""
@@ -336,9 +329,8 @@ class CompletionAnswer:
     @functools.cached_property
     def _text_alone(self) -> bool:
         """Whether nothing but the text differs from one chunk of a choice to the next, its first and its last aside."""
-        request, options = self._request, self._request.stream_options
-        with_usage = options is not None and bool(options.include_usage and options.continuous_usage_stats)
-        return not (self.prompt_only or self._reports_logprobs or request.return_token_ids or with_usage)
+        shows_more = self._reports_logprobs or self._request.return_token_ids or self._usages.continuous
+        return not (self.prompt_only or shows_more)
 
     def _text_event(self, update: ChoiceUpdate) -> bytes:
         """What ``_chunk`` would make of an update whose text alone is new."""
@@ -357,12 +349,10 @@ class CompletionAnswer:
 
     def _event(self, choice: CompletionChunkChoice) -> bytes:
         """A chunk of one choice. The fingerprint is in the last one of each choice, unless one with the usage follows."""
-        options, chunk = self._request.stream_options, self._new_chunk([choice])
-        if not options or not options.include_usage:
-            if choice.finish_reason is not None:
-                chunk.system_fingerprint = self._envelope.fingerprint
-        elif options.continuous_usage_stats:
-            chunk.usage = self._usages.of(choice.index)
+        chunk = self._new_chunk([choice])
+        chunk.usage = self._usages.in_chunk(choice.index)
+        if choice.finish_reason is not None and not self._usages.wanted:
+            chunk.system_fingerprint = self._envelope.fingerprint
         return sse.event(chunk)
 
     def _new_chunk(self, choices: list[CompletionChunkChoice]) -> CompletionChunk:
@@ -373,18 +363,12 @@ class CompletionAnswer:
 
     def last_events(self) -> bytes:
         """The usage if it was asked for, and ``[DONE]``."""
-        envelope, options = self._envelope, self._request.stream_options
-        if not options or not options.include_usage:
+        if not self._usages.wanted:
             return sse.DONE
-        usage = CompletionChunk(
-            id=envelope.id,
-            created=envelope.created,
-            model=envelope.model,
-            choices=[],
-            usage=self._usages.total(),
-            system_fingerprint=envelope.fingerprint,
-        )
-        return sse.event(usage) + sse.DONE
+        chunk = self._new_chunk([])
+        chunk.usage = self._usages.total()
+        chunk.system_fingerprint = self._envelope.fingerprint
+        return sse.event(chunk) + sse.DONE
 
     def failure_events(self, error: ApiError) -> bytes:
         return sse.failure(error)

@@ -133,28 +133,19 @@ class RequestTable:
     """The requests that an engine holds, by id, in order of arrival.
 
     A request may end here before it ends in the engine; until then its mailbox is kept for the account of what it cost.
+    ``pending`` of them have not had a token; ``pending_tokens`` are the tokens of their prompts.
     """
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._unsettled: dict[str, Mailbox] = {}
-        self._pending = 0
-        self._pending_tokens = 0
+        self.pending = 0
+        self.pending_tokens = 0
         self._waiting_since = 0.0
         self._started: deque[tuple[float, int]] = deque(maxlen=4096)
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    @property
-    def pending(self) -> int:
-        """Requests that have not had a token."""
-        return self._pending
-
-    @property
-    def pending_tokens(self) -> int:
-        """Tokens of their prompts."""
-        return self._pending_tokens
 
     def add(self, request: Request, mailbox: Mailbox) -> None:
         """Raises ``ValueError`` for an id that is here already."""
@@ -165,10 +156,10 @@ class RequestTable:
         self._entries[request.id] = _Entry(
             request=request, mailbox=mailbox, open_branches=set(range(request.params.num_outputs))
         )
-        if not self._pending:
+        if not self.pending:
             self._waiting_since = time.monotonic()
-        self._pending += 1
-        self._pending_tokens += len(request.prompt_token_ids)
+        self.pending += 1
+        self.pending_tokens += len(request.prompt_token_ids)
 
     def deliver(self, delta: TokenDelta) -> None:
         """Hands a delta to its mailbox. Deltas of requests and branches that have ended are dropped, but for the account."""
@@ -247,7 +238,7 @@ class RequestTable:
         if not recent:
             return 5
         window = max(1.0, now - begin)
-        windows = max(self._pending / len(recent), self._pending_tokens / sum(recent))
+        windows = max(self.pending / len(recent), self.pending_tokens / sum(recent))
         return min(60, max(1, math.ceil(windows * window)))
 
     def _remove(self, request_id: str) -> _Entry | None:
@@ -257,8 +248,8 @@ class RequestTable:
         return entry
 
     def _leave_queue(self, entry: _Entry) -> None:
-        self._pending -= 1
-        self._pending_tokens -= len(entry.request.prompt_token_ids)
+        self.pending -= 1
+        self.pending_tokens -= len(entry.request.prompt_token_ids)
 
 
 def _with_pieces(delta: TokenDelta, pieces: list[PromptPiece]) -> TokenDelta:

@@ -12,7 +12,7 @@ import msgspec
 
 from octavo.server import interpreter
 from octavo.server.framing import FrameReader, WireError
-from octavo.server.wire import FromEngine, ToEngine, frame, from_engine_decoder
+from octavo.server.wire import FromEngine, ToEngine, frame
 
 _EXIT_SECONDS = 2.0
 _TURN = 1 << 15
@@ -35,13 +35,8 @@ class EngineProcess(msgspec.Struct, frozen=True):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         spawned_at = time.monotonic()
         try:
-            with theirs, interpreter.holding_signals():
-                process = subprocess.Popen(
-                    interpreter.command("octavo.server.engine_process", str(theirs.fileno())),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env=interpreter.environment(),
-                )
+            with theirs:
+                process = interpreter.start("octavo.server.engine_process", [theirs])
         except OSError:
             ours.close()
             raise
@@ -56,7 +51,7 @@ class Connection(asyncio.Protocol):
         self._on_lost = on_lost
         self._reader = FrameReader()
         self._frames: deque[bytes] = deque()
-        self._decode = from_engine_decoder().decode
+        self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from octavo.config import ConfigError
-from octavo.outputs import TokenDelta
+from octavo.metrics import EngineStats
+from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.sampling_params import ParameterError
 from octavo.server import interpreter
@@ -27,7 +28,6 @@ from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.framing import FrameReader, WireError
 from octavo.server.log_writer import LogWriter
 from octavo.server.packed_logprobs import PIECE, pack
-from octavo.server.stepped_engine import SteppedEngine
 from octavo.server.wire import (
     Abort,
     Add,
@@ -45,7 +45,6 @@ from octavo.server.wire import (
     ToEngine,
     Working,
     frame,
-    to_engine_decoder,
 )
 
 PULSE_SECONDS = 1.0
@@ -68,7 +67,7 @@ class Channel:
         self._poller.register(sock, select.POLLIN)
         self._sending = threading.Lock()
         self._reader = FrameReader()
-        self._decode = to_engine_decoder().decode
+        self._decode = msgspec.msgpack.Decoder(ToEngine).decode
 
     def send(self, message: FromEngine) -> None:
         with self._sending:
@@ -84,16 +83,35 @@ class Channel:
         return [self._decode(body) for body in self._reader.feed(data)]
 
 
+class SteppedEngine(Protocol):
+    """What this process needs of an engine: ``add`` and ``abort`` at any time, ``step`` while ``has_work``."""
+
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: Request) -> None: ...
+    def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None: ...
+    def step(self) -> list[TokenDelta]: ...
+    def stats(self) -> EngineStats: ...
+
+
 class EngineLoop:
     """Drains the socket, steps the engine, sends the deltas; sleeps in the kernel when there is nothing to compute.
 
-    ``log`` takes text for the log and must not wait for who reads it: all requests would wait too.
+    ``log`` takes text for the log and must not wait for who reads it: all requests would wait too. ``admit``, for tests, may
+    raise for a request.
     """
 
-    def __init__(self, engine: SteppedEngine, channel: Channel, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        engine: SteppedEngine,
+        channel: Channel,
+        log: Callable[[str], None],
+        admit: Callable[[Request], None] | None = None,
+    ) -> None:
         self._engine = engine
         self._channel = channel
         self._log = log
+        self._admit = admit
         self._stats_due = 0.0
 
     def run(self) -> None:
@@ -119,6 +137,8 @@ class EngineLoop:
 
     def _add(self, request: Request) -> None:
         try:
+            if self._admit is not None:
+                self._admit(request)
             self._engine.add(request)
         except ParameterError as error:
             self._channel.send(Refused(request_id=request.id, message=str(error), param=error.param))
@@ -183,14 +203,14 @@ def _look_out(sock: socket.socket, pulse: Pulse) -> None:
     os._exit(0)
 
 
-def _load(channel: Channel, pulse: Pulse, started_at: float) -> SteppedEngine:
-    """An engine as the first message wants it, and a ``Ready`` sent. Imports while that message is on its way."""
+def _load(channel: Channel, pulse: Pulse, started_at: float, log: Callable[[str], None]) -> EngineLoop:
+    """The loop of an engine as the first message wants it, and a ``Ready`` sent. Imports while that message is on its way."""
     from octavo import build
     from octavo.server import faults
 
     imported = time.monotonic()
-    opening = _Opening(channel)
-    load = opening.load()
+    opening = _messages(channel)
+    load = _expected(opening, Load)
     config = load.config
     told = time.monotonic()
     loaded = build.load(
@@ -204,7 +224,7 @@ def _load(channel: Channel, pulse: Pulse, started_at: float) -> SteppedEngine:
     if config.pin_prefix:
         channel.send(Progress("pin prefixes", 0.0))
         begun = time.monotonic()
-        build.pin_prefixes(loaded.engine, config, opening.pin().prefixes)
+        build.pin_prefixes(loaded.engine, config, _expected(opening, Pin).prefixes)
         phases["pin prefixes"] = time.monotonic() - begun
     channel.send(
         Ready(
@@ -223,35 +243,26 @@ def _load(channel: Channel, pulse: Pulse, started_at: float) -> SteppedEngine:
             phases={"import": imported - started_at, "find model": told - imported, **phases},
         )
     )
-    return faults.FaultyEngine(loaded.engine) if load.inject_faults else loaded.engine
+    admit = faults.check_admission if load.inject_faults else None
+    return EngineLoop(loaded.engine, channel, log, admit)
 
 
-class _Opening:
-    """The messages before ``Ready``, one by one: ``Load`` and, if its configuration has prefixes to pin, ``Pin``."""
+def _messages(channel: Channel) -> Iterator[ToEngine]:
+    while True:
+        yield from channel.receive(wait=True)
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._messages: list[ToEngine] = []
 
-    def load(self) -> Load:
-        return self._expect(Load)
-
-    def pin(self) -> Pin:
-        return self._expect(Pin)
-
-    def _expect(self, kind: type[M]) -> M:
-        while not self._messages:
-            self._messages = self._channel.receive(wait=True)
-        message = self._messages.pop(0)
-        if not isinstance(message, kind):
-            raise WireError(f"before Ready come Load and, if there is something to pin, Pin; not {type(message).__name__}")
-        return message
+def _expected(messages: Iterator[ToEngine], kind: type[M]) -> M:
+    message = next(messages)
+    if not isinstance(message, kind):
+        raise WireError(f"before Ready come Load and, if there is something to pin, Pin; not {type(message).__name__}")
+    return message
 
 
 def serve(channel: Channel, pulse: Pulse, started_at: float, log: Callable[[str], None]) -> int:
     """Runs the engine behind ``channel`` until it is told to end. Returns the exit status."""
     try:
-        EngineLoop(_load(channel, pulse, started_at), channel, log).run()
+        _load(channel, pulse, started_at, log).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except ConfigError as error:

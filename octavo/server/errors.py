@@ -5,12 +5,15 @@ cause. Messages are fixed here or come from validation: no path, host, traceback
 """
 
 import math
+import os
 import re
+import traceback
 from typing import Any
 
 import msgspec
 
 from octavo.sampling_params import ParameterError
+from octavo.server.request_log import Log
 
 _TYPES = {
     400: "BadRequestError",
@@ -96,6 +99,18 @@ def from_validation_error(error: msgspec.ValidationError) -> ApiError:
     return malformed(f"{path}: {what[:1].lower()}{what[1:]}" if path else what, path or None)
 
 
+def answer_to(error: Exception, log: Log, request_id: str) -> ApiError:
+    """What the client is told of ``error``: itself if it is meant for clients, else an id under which the log has all of it."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ParameterError):
+        return from_parameter_error(error)
+    error_id = os.urandom(6).hex()
+    details = "".join(traceback.format_exception(error))
+    log.error("internal_error", message=details, error_id=error_id, request_id=request_id)
+    return internal(error_id)
+
+
 def unauthorized() -> ApiError:
     message = "A valid API key is required: send it as `Authorization: Bearer KEY`."
     return ApiError(401, message, headers={"www-authenticate": "Bearer"})
@@ -127,8 +142,8 @@ def busy(retry_after: int) -> ApiError:
     return ApiError(503, message, headers={"retry-after": str(retry_after)})
 
 
-def not_ready(phase: str, retry_after: int = 1) -> ApiError:
-    return ApiError(503, f"The server is not ready: {phase}.", headers={"retry-after": str(retry_after)})
+def not_ready(phase: str) -> ApiError:
+    return ApiError(503, f"The server is not ready: {phase}.", headers={"retry-after": "1"})
 
 
 def draining() -> ApiError:

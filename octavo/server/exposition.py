@@ -21,9 +21,7 @@ _LABELS = ["model_name", "engine"]
 _TTFT: _Bounds = (0.01, 0.04, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 40.0)
 _ITL: _Bounds = (0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _E2E: _Bounds = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 240.0)
-_QUEUE: _Bounds = (0.3, 1.0, 5.0, 15.0, 60.0)
 _TOKENS: _Bounds = (10, 100, 1000, 10000, 100000)
-_MORE_TOKENS: _Bounds = (1, 5, 10, 50, 100, 500, 1000, 5000, 10000, 50000, 100000)
 
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
@@ -140,25 +138,25 @@ class _Snapshot:
             yield finished
 
     def _histograms(self, metrics: ServerMetrics) -> Iterator[Metric]:
-        """Our own with a selection of the bounds; the aliases, where dashboards draw more of them than sum and count, with the
-        bounds that they know."""
-        for name, help_text, histogram, bounds, alias_bounds in (
-            ("time_to_first_token_seconds", "From arrival to the first token.", metrics.time_to_first_token, _TTFT, None),
-            ("inter_token_latency_seconds", "Between two tokens of one choice.", metrics.inter_token_latency, _ITL, None),
-            ("e2e_request_latency_seconds", "From arrival to the end.", metrics.e2e_latency, _E2E, None),
-            ("request_queue_time_seconds", "From arrival to the first step.", metrics.queue_time, _QUEUE, _QUEUE),
-            ("request_prompt_tokens", "Prompt tokens of a request.", metrics.prompt_tokens, _TOKENS, _MORE_TOKENS),
-            ("request_generation_tokens", "Generated tokens of a request.", metrics.generation_tokens, _TOKENS, _MORE_TOKENS),
+        """Our own with a selection of the bounds, the aliases with all that dashboards know."""
+        for name, help_text, histogram, bounds in (
+            ("time_to_first_token_seconds", "From arrival to the first token.", metrics.time_to_first_token, _TTFT),
+            ("inter_token_latency_seconds", "Between two tokens of one choice.", metrics.inter_token_latency, _ITL),
+            ("e2e_request_latency_seconds", "From arrival to the end.", metrics.e2e_latency, _E2E),
+            ("request_queue_time_seconds", "From arrival to the first step.", metrics.queue_time, None),
+            ("request_prompt_tokens", "Prompt tokens of a request.", metrics.prompt_tokens, _TOKENS),
+            ("request_generation_tokens", "Generated tokens of a request.", metrics.generation_tokens, _TOKENS),
         ):
             yield self._histogram(f"octavo_{name}", help_text, histogram, bounds)
-            yield self._histogram(f"vllm:{name}", help_text, histogram, alias_bounds)
-        for name, help_text, histogram, alias_bounds in (
-            ("time_per_output_token_seconds", "Mean of a request, first token left out.", metrics.time_per_output_token, None),
-            ("prefill_time_seconds", "From the first step to the first token.", metrics.prefill_time, _QUEUE),
-            ("decode_time_seconds", "From the first token to the end.", metrics.decode_time, _QUEUE),
-            ("max_num_generation_tokens", "Tokens of a request's longest choice.", metrics.longest_output, _TOKENS),
+            yield self._histogram(f"vllm:{name}", help_text, histogram)
+        for name, help_text, histogram in (
+            ("time_per_output_token_seconds", "Mean of a request, first token left out.", metrics.time_per_output_token),
+            ("prefill_time_seconds", "From the first step to the first token.", metrics.prefill_time),
+            ("decode_time_seconds", "From the first token to the end.", metrics.decode_time),
         ):
-            yield self._histogram(f"vllm:request_{name}", help_text, histogram, alias_bounds)
+            yield self._histogram(f"vllm:request_{name}", help_text, histogram)
+        name, help_text = "vllm:request_max_num_generation_tokens", "Tokens of a request's longest choice."
+        yield self._histogram(name, help_text, metrics.longest_output, _TOKENS)
 
     def _set_up(self, stats: EngineStats) -> Iterator[Metric]:
         """What routers multiply: the blocks and their size."""

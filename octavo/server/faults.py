@@ -9,11 +9,8 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from octavo.metrics import EngineStats
-from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.server import errors
-from octavo.server.stepped_engine import SteppedEngine
 from octavo.step import ScheduledSequence
 
 API_STAGES = ("parse", "template", "tokenize", "grammar", "detokenize", "stream")
@@ -60,26 +57,7 @@ def probe(stage: str, seq: ScheduledSequence) -> None:
         raise InjectedFault(f"injected at {stage}")
 
 
-class FaultyEngine:
-    """An engine that fails to admit who asks for it."""
-
-    def __init__(self, engine: SteppedEngine) -> None:
-        self._engine = engine
-
-    @property
-    def has_work(self) -> bool:
-        return self._engine.has_work
-
-    def add(self, request: Request) -> None:
-        if request.seed == _SEEDS["admit"]:
-            raise InjectedFault("injected at admit")
-        self._engine.add(request)
-
-    def abort(self, request_id: str, branch: int | None = None) -> RequestMetrics | None:
-        return self._engine.abort(request_id, branch)
-
-    def step(self) -> list[TokenDelta]:
-        return self._engine.step()
-
-    def stats(self) -> EngineStats:
-        return self._engine.stats()
+def check_admission(request: Request) -> None:
+    """Before the engine is given a request. Raises ``InjectedFault``."""
+    if request.seed == _SEEDS["admit"]:
+        raise InjectedFault("injected at admit")

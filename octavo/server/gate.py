@@ -7,62 +7,38 @@ probes are open), turns whatever is raised into the one error shape, counts and 
 import os
 import re
 import time
-import traceback
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.sampling_params import ParameterError
 from octavo.server import errors, faults
-from octavo.server.accounting import ServerMetrics
-from octavo.server.auth import Client, Keyring
+from octavo.server.auth import Client
 from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
-from octavo.server.options import ServerOptions
 from octavo.server.origins import may_post
 from octavo.server.protocol import MAX_ID
 from octavo.server.rate_limits import Ticket
-from octavo.server.request_log import Log
-from octavo.server.traces import Traces
-from octavo.server.usage_log import UsageLog
+from octavo.server.service import Service
 
 PROBES = frozenset({"/health", "/ping", "/healthz/startup", "/healthz/ready", "/healthz/live"})
 _UNLOGGED = PROBES | {"/metrics"}
 _CLIENT_GONE = 499
 _ID = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_ID)
-_HTTP_MESSAGES = {404: "Not Found", 405: "Method Not Allowed"}
 
 
 class Gate:
     """ASGI application around ``app``. ``paths`` are those that ``app`` has, and that may be asked for with a slash at the
     end; ``generating`` those of them that run the model."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        options: ServerOptions,
-        metrics: ServerMetrics,
-        log: Log,
-        keys: Keyring,
-        usage: UsageLog | None,
-        traces: Traces | None,
-        paths: frozenset[str],
-        generating: frozenset[str],
-    ) -> None:
+    def __init__(self, app: ASGIApp, service: Service, *, paths: frozenset[str], generating: frozenset[str]) -> None:
         self._app = app
-        self._keys = keys
-        self._usage = usage
-        self._traces = traces
+        self._service = service
+        self._options = options = service.options
         self._paths = paths
         self._generating = generating
-        self._max_header_bytes = options.max_header_bytes
-        self._inject_faults = options.inject_faults
-        self._pages = options.allowed_origins if keys.is_open and not options.insecure_no_auth else None
-        self._metrics = metrics
-        self._log = log
+        self._pages = options.allowed_origins if service.keys.is_open and not options.insecure_no_auth else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,7 +49,7 @@ class Gate:
         passage = _Passage(scope, send)
         try:
             self._admit(scope, passage)
-            with faults.asked_by(dict(scope["headers"]).get(faults.HEADER), enabled=self._inject_faults):
+            with faults.asked_by(dict(scope["headers"]).get(faults.HEADER), enabled=self._options.inject_faults):
                 await self._app(scope, receive, passage.send)
         except ClientGone:
             passage.status = _CLIENT_GONE
@@ -86,8 +62,8 @@ class Gate:
         headers = scope["headers"]
         size = len(scope.get("raw_path", b"")) + len(scope.get("query_string", b""))
         size += sum(len(name) + len(value) for name, value in headers)
-        if size > self._max_header_bytes or scope["state"].get("headers_cut"):
-            raise errors.headers_too_large(self._max_header_bytes)
+        if size > self._options.max_header_bytes or scope["state"].get("headers_cut"):
+            raise errors.headers_too_large(self._options.max_header_bytes)
         known = dict(headers)
         given = known.get(b"x-request-id", b"")
         if _ID.fullmatch(given):  # what could not be an id is a proxy's, and no reason to refuse the request
@@ -100,7 +76,7 @@ class Gate:
 
     def _admit_client(self, scope: Scope, passage: "_Passage", authorization: bytes | None) -> None:
         """Limits hold for what may cost something: whatever is posted."""
-        client = self._keys.identify(authorization)
+        client = self._service.keys.identify(authorization)
         if client is None:
             raise errors.unauthorized()
         passage.client = client
@@ -113,7 +89,10 @@ class Gate:
         scope["state"]["client"] = client
 
     async def _refuse(self, passage: "_Passage", error: Exception) -> None:
-        answer = self._as_api_error(error, passage)
+        if isinstance(error, HTTPException):
+            answer = ApiError(error.status_code, error.detail, headers=dict(error.headers or {}))
+        else:
+            answer = errors.answer_to(error, self._service.log, passage.request_id.decode())
         if passage.status is not None:  # too late for a status: the connection breaks off, which clients notice
             raise error
         body = answer.body()
@@ -122,21 +101,8 @@ class Gate:
         await passage.send({"type": "http.response.start", "status": answer.status, "headers": raw})
         await passage.send({"type": "http.response.body", "body": body})
 
-    def _as_api_error(self, error: Exception, passage: "_Passage") -> ApiError:
-        if isinstance(error, ApiError):
-            return error
-        if isinstance(error, ParameterError):
-            return errors.from_parameter_error(error)
-        if isinstance(error, HTTPException):
-            message = _HTTP_MESSAGES.get(error.status_code, "The request cannot be served.")
-            return ApiError(error.status_code, message, headers=dict(error.headers or {}))
-        error_id = os.urandom(6).hex()
-        details = "".join(traceback.format_exception(error))
-        self._log.error("internal_error", details, error_id=error_id, request_id=passage.request_id.decode())
-        return errors.internal(error_id)
-
     async def _account(self, scope: Scope, passage: "_Passage") -> None:
-        seconds = time.monotonic() - passage.arrival
+        service, seconds = self._service, time.monotonic() - passage.arrival
         generation = scope["state"].get("generation")
         if not isinstance(generation, Generation):
             generation = None
@@ -153,7 +119,7 @@ class Gate:
         key = None if passage.client is None else passage.client.name
         if scope["path"] in _UNLOGGED:
             return
-        self._metrics.response(status)
+        service.metrics.response(status)
         fields: dict[str, Any] = {
             "request_id": passage.request_id.decode(),
             "method": scope["method"],
@@ -164,17 +130,17 @@ class Gate:
         if key is not None:
             fields["key"] = key
         if generation is not None:
-            if self._usage is not None:
-                self._usage.write(
-                    generation.record, charged=used > 0, key=key, path=scope["path"], status=status, log=self._log
+            if service.usage_log is not None:
+                service.usage_log.write(
+                    generation.record, charged=used > 0, key=key, path=scope["path"], status=status, log=service.log
                 )
             fields.update(generation.record.log_fields())
-        if self._traces is not None and scope["path"] in self._generating:
+        if service.traces is not None and scope["path"] in self._generating:
             told = None if generation is None else (generation.record, generation.params)
-            trace_id = self._traces.request(scope, status=status, arrival=passage.arrival, seconds=seconds, told=told)
+            trace_id = service.traces.request(scope, status=status, arrival=passage.arrival, seconds=seconds, told=told)
             if trace_id is not None:
                 fields["trace_id"] = trace_id
-        self._log.info("request", **fields)
+        service.log.info("request", **fields)
 
 
 class _Passage:

@@ -209,7 +209,7 @@ class Generation:
             record.first_token = now
         last = self._last_token.get(update.index)
         if last is not None:
-            self._metrics.inter_token((now - last) / count, count)
+            self._metrics.inter_token_latency.observe((now - last) / count, count)
         self._last_token[update.index] = now
 
     def _account(self, metrics: RequestMetrics) -> None:

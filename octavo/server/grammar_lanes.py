@@ -94,17 +94,9 @@ class _Running(msgspec.Struct, frozen=True):
     @staticmethod
     def start(lanes: int) -> "_Running":
         pairs = [socket.socketpair() for _ in range(lanes)]
-        theirs = [pair[1].fileno() for pair in pairs]
-        with interpreter.holding_signals():
-            process = subprocess.Popen(
-                interpreter.command("octavo.server.grammar_process", *map(str, theirs)),
-                pass_fds=theirs,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=interpreter.environment(),
-            )
-        for _, end in pairs:
+        theirs = [theirs for _, theirs in pairs]
+        process = interpreter.start("octavo.server.grammar_process", theirs, output=subprocess.DEVNULL)
+        for end in theirs:
             end.close()
         return _Running(process, [ours for ours, _ in pairs])
 

@@ -1,6 +1,6 @@
 """uvicorn, held to the limits that an ASGI application cannot enforce: header size, slow headers, stuck connections.
 
-Signals belong to ``main``, not to uvicorn. Bytes that are no HTTP get the one error shape like everything else.
+Signals belong to ``lifecycle``, not to uvicorn. Bytes that are no HTTP get the one error shape like everything else.
 """
 
 import asyncio
@@ -133,7 +133,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_headers = True
         if self._answered:
             self._start_header_timer()
-        self.scope["state"]["abort_connection"] = self.transport.abort
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url if self._count(len(url)) else b"/"[len(self.url) :])
@@ -234,16 +233,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_header_timer(self) -> None:
         self._stop_header_timer()
-        self._header_timer = self.loop.call_later(self.header_timeout, self._headers_late)
+        self._header_timer = self.loop.call_later(self.header_timeout, self.transport.close)
 
     def _stop_header_timer(self) -> None:
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
-
-    def _headers_late(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
 
     def _start_write_timer(self) -> None:
         self._stop_write_timer()

@@ -5,24 +5,16 @@ import contextlib
 import faulthandler
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
-
-def command(module: str, *arguments: str) -> list[str]:
-    """Runs a module of this package."""
-    return [sys.executable, "-P", "-m", module, *arguments]
-
-
-def environment() -> dict[str, str]:
-    """This process's, in which the package is found where this one was."""
-    package_home = str(Path(__file__).resolve().parents[2])
-    search = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": search}
-
+if TYPE_CHECKING:
+    import subprocess
 
 STOP = (signal.SIGTERM, signal.SIGINT)
 """What asks a server to stop. A terminal sends it to the processes that it has started too."""
@@ -52,6 +44,25 @@ def holding_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start(module: str, sockets: list[socket.socket], *, output: "int | IO[str] | None" = None) -> "subprocess.Popen[bytes]":
+    """A process that runs a module of this package, the numbers of ``sockets`` its arguments; they are its only open files but
+    for ``output``, which None leaves as it is here. Raises ``OSError`` where the system has none to give."""
+    import subprocess
+
+    numbers = [end.fileno() for end in sockets]
+    package_home = str(Path(__file__).resolve().parents[2])
+    search = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
+    with holding_signals():
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *map(str, numbers)],
+            pass_fds=numbers,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "PYTHONPATH": search},
+        )
 
 
 TELL_STACKS = signal.SIGUSR1

@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING
 
 from octavo.config import ConfigError, EngineConfig
 from octavo.server import garbage, interpreter
@@ -22,20 +21,17 @@ from octavo.server.engine_handle import EngineProcess
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.http_server import make_server, wake_readers
 from octavo.server.listen import url_of
-from octavo.server.main import Started
+from octavo.server.main import Started, load_frontend
 from octavo.server.names import ModelNames
 from octavo.server.options import ServerOptions
 from octavo.server.request_log import Log, LogBridge
-from octavo.server.service import Frontend, Service
+from octavo.server.service import Service
 from octavo.server.startup import startup_lines
 from octavo.server.status import Status
 from octavo.server.supervisor import Supervisor
 from octavo.server.traces import Traces
 from octavo.server.usage_log import UsageLog
 from octavo.server.wire import Ready
-
-if TYPE_CHECKING:
-    from octavo import build
 
 _POLL = 0.02
 _SWITCH_SECONDS = 0.001
@@ -161,16 +157,10 @@ class Lifecycle:
     async def _load(self, started: "concurrent.futures.Future[Started]") -> None:
         """Until a request could be answered. Raises ``ConfigError`` when none ever will."""
         self._status.loading("finding the model", 0.0)
-        engine, config = await asyncio.wrap_future(started)
-        await self._supervisor.attach(engine, config)
-        front = await asyncio.to_thread(_open_frontend, config)
-        if config.pin_prefix:
-            self._supervisor.pin(await asyncio.to_thread(_read_prefixes, config, front))
+        frontend = await load_frontend(started, self._supervisor)
         if self._traces is not None:
             await asyncio.to_thread(self._traces.open, self._log)
-        self._service.frontend = Frontend.build(
-            front.tokenizer, front.model_config, max_model_len=front.max_model_len, config=config
-        )
+        self._service.frontend = frontend
         _settle_down()
         self._status.text_ready()
         ready, process = await self._engine_ready
@@ -256,15 +246,3 @@ def _settle_down() -> None:
     """What holds up the event loop without being on it: the collector, and threads that keep the interpreter to themselves."""
     garbage.settle()
     sys.setswitchinterval(_SWITCH_SECONDS)
-
-
-def _open_frontend(config: EngineConfig) -> "build.Frontend":
-    from octavo import build
-
-    return build.open_frontend(config)
-
-
-def _read_prefixes(config: EngineConfig, front: "build.Frontend") -> list[list[int]]:
-    from octavo.prefix_files import read_prefixes
-
-    return read_prefixes(config.pin_prefix, front.tokenizer)

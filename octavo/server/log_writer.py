@@ -36,9 +36,6 @@ class LogWriter:
             self._size += len(line)
             self._changed.notify_all()
 
-    def flush(self) -> None:
-        """Every line is written as soon as it can be."""
-
     def wait(self, seconds: float) -> bool:
         """Until all that was written is out, but no longer than that. Returns whether it is."""
         with self._changed:

@@ -8,6 +8,8 @@ import msgspec
 
 from octavo.detokenizer import TextStream
 from octavo.sampling_params import SamplingParams
+from octavo.server import params
+from octavo.server.protocol import ChatRequest, CompletionRequest
 from octavo.server.responses import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
 from octavo.step import TokenLogprobs
 from octavo.tokenizer import Tokenizer
@@ -52,6 +54,15 @@ class LogprobFormat:
         self._top = top
         self._as_token_ids = as_token_ids
 
+    @staticmethod
+    def of(request: CompletionRequest | ChatRequest, tokenizer: Tokenizer) -> "LogprobFormat":
+        return LogprobFormat(
+            tokenizer,
+            top=params.num_alternatives(request),
+            as_token_ids=bool(request.return_tokens_as_token_ids),
+            named=bool(request.logprob_token_ids),
+        )
+
     def token(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_token_ids else self._tokenizer.token_text(token_id)
 
@@ -59,11 +70,10 @@ class LogprobFormat:
         """Those of what follows a prompt, in a text that it is from ``at`` on."""
         return TextPlaces(self._tokenizer, skip_special_tokens=skip_special_tokens, after=prompt, at=at)
 
-    def completion(self, entries: Iterable[TokenLogprobs], places: TextPlaces) -> CompletionLogprobs:
-        shape = CompletionLogprobs([], [], [], [])
+    def completion(self, entries: Iterable[TokenLogprobs], places: TextPlaces, *, after: CompletionLogprobs) -> None:
+        """Appends what was generated to ``after``."""
         for entry in entries:
-            self._append(shape, entry.token_id, places.next(entry.token_id), entry)
-        return shape
+            self._append(after, entry.token_id, places.next(entry.token_id), entry)
 
     def echoed(
         self, token_ids: Sequence[int], entries: Iterable[TokenLogprobs], spans: Sequence[tuple[int, int]] | None

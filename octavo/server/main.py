@@ -20,7 +20,10 @@ from octavo.server.traces import Traces
 from octavo.server.usage_log import UsageLog
 
 if TYPE_CHECKING:
+    from octavo import build
     from octavo.server.engine_handle import EngineProcess
+    from octavo.server.service import Frontend
+    from octavo.server.supervisor import Supervisor
 
 Started: TypeAlias = "tuple[EngineProcess, EngineConfig]"
 API_NICENESS = 5
@@ -76,3 +79,29 @@ def start_engine(config: EngineConfig, *, inject_faults: bool = False) -> Starte
         engine.process.kill()
         raise
     return engine, found
+
+
+async def load_frontend(started: "concurrent.futures.Future[Started]", supervisor: "Supervisor") -> "Frontend":
+    """What the API process knows of the model, read while the engine process loads it. Raises ``ConfigError``."""
+    import asyncio
+
+    from octavo.server.service import Frontend
+
+    engine, config = await asyncio.wrap_future(started)
+    await supervisor.attach(engine, config)
+    front = await asyncio.to_thread(_open_frontend, config)
+    if config.pin_prefix:
+        supervisor.pin(await asyncio.to_thread(_read_prefixes, config, front))
+    return Frontend.build(front, config)
+
+
+def _open_frontend(config: EngineConfig) -> "build.Frontend":
+    from octavo import build
+
+    return build.open_frontend(config)
+
+
+def _read_prefixes(config: EngineConfig, front: "build.Frontend") -> list[list[int]]:
+    from octavo.prefix_files import read_prefixes
+
+    return read_prefixes(config.pin_prefix, front.tokenizer)

@@ -164,12 +164,11 @@ def check_prompt(token_ids: list[int], limits: ModelLimits) -> None:
     if not length:
         raise errors.invalid("The decoder prompt cannot be empty.", "prompt")
     if length > limit:
-        raise ApiError(
-            400,
+        raise ParameterError(
             f"This model's maximum context length is {limit} tokens. However, your prompt contains {length} input tokens, "
-            "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "
-            f"(parameter=input_tokens, value={length})",
+            "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt.",
             param="input_tokens",
+            value=length,
         )
     if length == limit:
         raise ApiError(

@@ -1,8 +1,6 @@
 """What completions and chat share in answering: the envelope of a response, the usage, and errors after a stream has begun."""
 
 import contextlib
-import os
-import traceback
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
@@ -11,7 +9,6 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.sampling_params import ParameterError
 from octavo.server import aside, errors, faults, sse
 from octavo.server.aside import MANY_ENTRIES, WRITTEN_AT_ONCE
 from octavo.server.body import ClientGone
@@ -19,7 +16,7 @@ from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.pacing import Pacer
-from octavo.server.protocol import SamplingFields
+from octavo.server.protocol import SamplingFields, StreamOptions
 from octavo.server.request_log import Log
 from octavo.server.responses import Beam, Offsets, PromptTokensDetails, Usage
 
@@ -46,9 +43,13 @@ class Envelope(msgspec.Struct, kw_only=True):
 
 
 class Usages:
-    """Tokens of every prompt and choice so far. A prompt with n choices counts once; what was drawn and not chosen counts."""
+    """Tokens of every prompt and choice so far. A prompt with n choices counts once; what was drawn and not chosen counts.
 
-    def __init__(self, prompt_lengths: Sequence[int], n: int, *, details: bool) -> None:
+    A stream ends with them if ``wanted``, and has them in every chunk if ``continuous``."""
+
+    def __init__(self, prompt_lengths: Sequence[int], n: int, *, details: bool, options: StreamOptions | None) -> None:
+        self.wanted = options is not None and bool(options.include_usage)
+        self.continuous = self.wanted and options is not None and bool(options.continuous_usage_stats)
         self._prompt_lengths = prompt_lengths
         self._n = n
         self._details = details
@@ -63,8 +64,10 @@ class Usages:
     def total(self) -> Usage:
         return self._usage(sum(self._prompt_lengths), sum(self._generated), sum(self._cached))
 
-    def of(self, index: int) -> Usage:
-        """One choice's, with its prompt."""
+    def in_chunk(self, index: int) -> Usage | UnsetType:
+        """One choice's, with its prompt, if they are ``continuous``."""
+        if not self.continuous:
+            return UNSET
         prompt = index // self._n
         return self._usage(self._prompt_lengths[prompt], self._generated[index], self._cached[prompt])
 
@@ -105,12 +108,12 @@ class JsonResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def json_response(value: msgspec.Struct, headers: dict[str, str] | None = None) -> Response:
-    return JsonResponse(msgspec.json.encode(value), headers=headers)
+def json_response(value: msgspec.Struct) -> Response:
+    return JsonResponse(msgspec.json.encode(value))
 
 
-class WholeAnswer(Protocol):
-    """An answer that goes out when it is complete."""
+class Answer(Protocol):
+    """An answer in the form of one of the APIs. It goes out when it is complete, by the first three, or while it grows."""
 
     def collect(self, updates: Sequence[ChoiceUpdate]) -> None:
         """Keeps what is new."""
@@ -120,10 +123,6 @@ class WholeAnswer(Protocol):
 
     def forget(self) -> None:
         """Drops what was kept, a little at a time."""
-
-
-class StreamedAnswer(Protocol):
-    """An answer that goes out while it grows."""
 
     def events(self, updates: Sequence[ChoiceUpdate]) -> bytes:
         """The chunks for what is new; nothing if no client would see a difference."""
@@ -135,10 +134,6 @@ class StreamedAnswer(Protocol):
         """In place of everything that is left."""
 
 
-class Answer(WholeAnswer, StreamedAnswer, Protocol):
-    """An answer that can go out either way."""
-
-
 async def reply(
     generation: Generation,
     answer: Answer,
@@ -146,44 +141,42 @@ async def reply(
     *,
     receive: Receive,
     log: Log,
-    write_timeout: float,
-    alternatives: int,
 ) -> Response:
-    """Begins the generation and answers: with events, once the engine has taken it, or all at once. ``alternatives`` are the
-    log-probabilities that are reported for each token."""
+    """Begins the generation and answers: with events, once the engine has taken it, or all at once."""
     generation.submit()
     if not request.stream:
         async with sse.watch_client(receive, generation.client_gone):
-            return await _whole(answer, generation, alternatives=alternatives)
+            return await _whole(answer, generation)
     try:
         await generation.answered()
     except Exception:
         generation.close()
         raise
     events = _stream(answer, generation, log, interval=request.stream_interval)
-    return sse.EventStream(events, on_gone=generation.client_gone, write_timeout=write_timeout)
+    return sse.EventStream(events, generation.client_gone)
 
 
-async def _whole(answer: WholeAnswer, generation: Generation, *, alternatives: int) -> Response:
+async def _whole(answer: Answer, generation: Generation) -> Response:
     """An answer that goes out at once."""
     try:
         while updates := await generation.updates():
             answer.collect(updates)
     finally:
         generation.close()
-    record = generation.record
+    record, asked = generation.record, generation.params
+    alternatives = max(len(asked.logprob_token_ids or ()) or asked.logprobs or 0, asked.prompt_logprobs or 0)
     entries = (record.output_tokens + record.prompt_tokens) * (1 + alternatives)
     return await aside.run(entries > MANY_ENTRIES, _put_together, answer)
 
 
-def _put_together(answer: WholeAnswer) -> Response:
+def _put_together(answer: Answer) -> Response:
     """The response. What it was made of is freed where it was made: of a long answer's log-probabilities that takes a while."""
     response = json_response(answer.whole())
     answer.forget()
     return response
 
 
-async def _stream(answer: StreamedAnswer, generation: Generation, log: Log, *, interval: int | None) -> AsyncGenerator[bytes]:
+async def _stream(answer: Answer, generation: Generation, log: Log, *, interval: int | None) -> AsyncGenerator[bytes]:
     """The events of an answer, for ``interval`` tokens each; when it fails, the error in place of the rest, because the status
     line is long gone."""
     may_be_much = generation.params.prompt_logprobs is not None
@@ -198,14 +191,8 @@ async def _stream(answer: StreamedAnswer, generation: Generation, log: Log, *, i
         yield answer.last_events()
     except ClientGone:
         return
-    except ApiError as error:
-        yield answer.failure_events(error)
-    except ParameterError as error:
-        yield answer.failure_events(errors.from_parameter_error(error))
-    except Exception:
-        error_id = os.urandom(6).hex()
-        log.error("internal_error", message=traceback.format_exc(), error_id=error_id, request_id=generation.record.request_id)
-        yield answer.failure_events(errors.internal(error_id))
+    except Exception as error:
+        yield answer.failure_events(errors.answer_to(error, log, generation.record.request_id))
     finally:
         generation.close()
 

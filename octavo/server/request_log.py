@@ -44,7 +44,6 @@ class Log:
         """A line as it is, in its place among the others."""
         try:
             self._stream.write(line + "\n")
-            self._stream.flush()
         except (OSError, ValueError):
             return  # nobody reads the log any more; serving goes on
 

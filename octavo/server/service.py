@@ -6,24 +6,24 @@ Turns a client's prompts and fields into engine requests; the shapes of answers 
 import asyncio
 import functools
 import hashlib
+import os
 import re
 import secrets
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 
 from octavo import __version__
-from octavo.config import EngineConfig, ModelConfig
+from octavo.config import EngineConfig
 from octavo.request import Request, Thinking
-from octavo.sampling_params import SamplingParams, StructuredOutputsParams
+from octavo.sampling_params import StructuredOutputsParams
 from octavo.server import aside, errors, faults, params, structured
 from octavo.server.accounting import RequestRecord, ServerMetrics
 from octavo.server.aside import MANY_ENTRIES
-from octavo.server.auth import Client, Keyring
+from octavo.server.auth import Keyring
 from octavo.server.engine_client import EngineClient
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
@@ -39,8 +39,10 @@ from octavo.server.status import Status
 from octavo.server.tools import detect
 from octavo.server.traces import Traces
 from octavo.server.usage_log import UsageLog
-from octavo.structured.vocabulary import vocabulary_of
 from octavo.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo import build
 
 _ID = re.compile(r"[\x21-\x7e]+")
 
@@ -59,18 +61,17 @@ class Frontend(msgspec.Struct, frozen=True):
     """How the model writes calls of tools, where its chat template leaves no doubt."""
 
     @staticmethod
-    def build(tokenizer: Tokenizer, model: ModelConfig, *, max_model_len: int, config: EngineConfig) -> "Frontend":
+    def build(front: "build.Frontend", config: EngineConfig) -> "Frontend":
+        tokenizer, model = front.tokenizer, front.model_config
         limits = ModelLimits(
             vocab_size=model.vocab_size,
-            max_model_len=max_model_len,
+            max_model_len=front.max_model_len,
             max_logprobs=config.max_logprobs,
             default_sampling=model.default_sampling,
             priority_scheduling=config.scheduling_policy == "priority",
         )
         arithmetic = (config.dtype, config.quantization, config.activation_bits, config.kv_cache_dtype)
         digest = hashlib.sha256(msgspec.json.encode((model, *arithmetic, config.load_format)))
-        ends = model.eos_token_ids
-        grammars = GrammarChecker(lambda: vocabulary_of(tokenizer, vocab_size=model.vocab_size, eos_token_ids=ends))
         fingerprint = f"octavo-{__version__}-{digest.hexdigest()[:8]}"
         template = tokenizer.chat_template
         calls = None if template is None else detect(template.source(with_tools=True))
@@ -79,7 +80,9 @@ class Frontend(msgspec.Struct, frozen=True):
             "cache_dtype": config.kv_cache_dtype,
             "enable_prefix_caching": str(config.enable_prefix_caching and config.kv_allocation == "paged"),
         }
-        return Frontend(tokenizer, TextEncoder(tokenizer), limits, fingerprint, grammars, cache_facts, calls)
+        return Frontend(
+            tokenizer, TextEncoder(tokenizer), limits, fingerprint, GrammarChecker(front.vocabulary), cache_facts, calls
+        )
 
 
 class Service:
@@ -164,11 +167,11 @@ class Service:
         """Raises ``ApiError`` for a form of the answer that cannot be had: a bad schema, regex or grammar."""
         if (form := structured.wanted(request)) is not None:
             faults.point("grammar")
-            await self.form_check(http)(form)
+            await self.check_grammar(form, http)
 
-    def form_check(self, http: HttpRequest) -> Callable[[structured.Wanted], Awaitable[None]]:
-        """What says whether a form can be had, by raising ``ApiError`` if not, in the turn of the client who sent ``http``."""
-        return functools.partial(self.loaded().grammars.check, client=http.scope["state"]["client"].name or "")
+    async def check_grammar(self, form: structured.Wanted, http: HttpRequest) -> None:
+        """Raises ``ApiError`` for a form that cannot be had. It is looked at in the turn of the client who sent ``http``."""
+        await self.loaded().grammars.check(form, http.scope["state"]["client"].name or "")
 
     async def encode_prompts(self, texts: Sequence[str], request: SamplingFields, *, special: bool) -> list[list[int]]:
         """Token ids of each text, cut where the request says so. Raises ``ApiError`` for one that cannot fit."""
@@ -245,19 +248,8 @@ class Service:
         arrival = http.scope["state"]["arrival"]
 
         def engine_requests() -> list[Request]:
-            requests = []
-            for prompt, thought in zip(prompts, thinking, strict=True):
-                params.check_prompt(prompt.token_ids, frontend.limits)
-                sampling = params.build(
-                    request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
-                )
-                if structured_outputs is not None:
-                    sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
-                if thought is None:  # there is nothing left to bound
-                    sampling = msgspec.structs.replace(sampling, thinking_token_budget=None)
-                made = self._engine_request(request, prompt, sampling, arrival, http.scope["state"]["client"])
-                requests.append(msgspec.structs.replace(made, thinking=thought if sampling.is_confined else None))
-            return requests
+            asked = functools.partial(self._engine_request, request, http, prompt_logprobs, structured_outputs)
+            return [asked(prompt, thought) for prompt, thought in zip(prompts, thinking, strict=True)]
 
         requests = await aside.run(params.size(request) * len(prompts) > MANY_ENTRIES, engine_requests)
         model = self.model_name(request.model)
@@ -282,21 +274,32 @@ class Service:
     def _engine_request(
         self,
         request: CompletionRequest | ChatRequest,
+        http: HttpRequest,
+        prompt_logprobs: int | None,
+        structured_outputs: StructuredOutputsParams | None,
         prompt: Prompt,
-        sampling: SamplingParams,
-        arrival: float,
-        client: Client,
+        thinking: Thinking | None,
     ) -> Request:
         """The engine's ids are its own: two clients may send the same id."""
+        frontend, client = self.loaded(), http.scope["state"]["client"]
+        params.check_prompt(prompt.token_ids, frontend.limits)
+        sampling = params.build(
+            request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
+        )
+        if structured_outputs is not None:
+            sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
+        if thinking is None:  # there is nothing left to bound
+            sampling = msgspec.structs.replace(sampling, thinking_token_budget=None)
         bad_words = sampling.bad_words
         return Request(
-            id=uuid.uuid4().hex,
+            id=os.urandom(16).hex(),
             prompt_token_ids=prompt.token_ids,
             params=sampling,
             seed=faults.seed() or (secrets.randbits(63) if sampling.seed is None else sampling.seed),
-            arrival_time=arrival,
+            arrival_time=http.scope["state"]["arrival"],
             priority=client.priority(request.priority),
             cache_scope=client.cache_scope(request.cache_salt or ""),
             tenant=client.name or "",
-            bad_words_token_ids=self.loaded().tokenizer.bad_words_ids(bad_words) if bad_words else (),
+            bad_words_token_ids=frontend.tokenizer.bad_words_ids(bad_words) if bad_words else (),
+            thinking=thinking if sampling.is_confined else None,
         )

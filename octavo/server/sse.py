@@ -1,7 +1,7 @@
 """Server-sent events and clients that leave.
 
-``EventStream`` writes what a generator yields and gives up on a client that stops reading; ``watch_client`` runs a callback
-when a client closes its connection. Either way the request behind it ends within one step of the engine.
+``EventStream`` writes what a generator yields; ``watch_client`` runs a callback when a client's connection closes, whoever
+closed it (``http_server`` does where a client stops reading). The request behind it ends within one step of the engine.
 """
 
 import asyncio
@@ -66,28 +66,20 @@ def _nowhere(part: bytes) -> bool:
 
 
 class EventStream(Response):
-    """A response of events. ``on_gone`` is called when the client leaves, or has not read for ``write_timeout`` seconds.
+    """A response of events. ``on_gone`` is called when the client leaves.
 
-    What the server can write without waiting goes straight to it; ``send``, with all the layers and the clock around it, is for
-    where there is something to wait for.
+    What the server can write without waiting goes straight to it; ``send``, with all the layers around it, is for where there
+    is something to wait for.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        events: AsyncGenerator[bytes],
-        *,
-        on_gone: Callable[[], None],
-        write_timeout: float,
-        headers: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], on_gone: Callable[[], None]) -> None:
         self._events = events
         self._on_gone = on_gone
-        self._write_timeout = write_timeout
         self.status_code = 200
         self.background = None
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with watch_client(receive, self._on_gone):
@@ -98,14 +90,7 @@ class EventStream(Response):
                     if len(piece) <= WRITTEN_AT_ONCE and write_part(piece):
                         continue
                     async for part in aside.slices(piece):
-                        async with asyncio.timeout(self._write_timeout):
-                            await send({"type": "http.response.body", "body": part, "more_body": True})
-                async with asyncio.timeout(self._write_timeout):
-                    await send({"type": "http.response.body", "body": b"", "more_body": False})
-            except TimeoutError:
-                self._on_gone()
-                abort = scope.get("state", {}).get("abort_connection")
-                if abort is not None:
-                    abort()
+                        await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
             finally:
                 await self._events.aclose()

@@ -11,7 +11,7 @@ def startup_lines(model: str, ready: Ready, *, process_start: float, spawned_at:
     """Model, weights if they were integers, backend, blocks, and the start-up times. All times are on the monotonic clock."""
     facts = ready.model_config
     fit = (ready.num_device_blocks - ready.num_pinned_blocks) / -(-ready.max_model_len // ready.block_size)
-    parts = breakdown(ready, process_start=process_start, spawned_at=spawned_at, now=now)
+    parts = _breakdown(ready, process_start=process_start, spawned_at=spawned_at, now=now)
     times = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items() if seconds >= _SHOWN)
     pinned = f", {ready.num_pinned_blocks} pinned" if ready.num_pinned_blocks else ""
     return [
@@ -42,7 +42,7 @@ def _of_loading(ready: Ready) -> list[str]:
     return ["`octavo pack`, once, with the same model and flags, keeps its weights packed: then they load in a few seconds"]
 
 
-def breakdown(ready: Ready, *, process_start: float, spawned_at: float, now: float) -> dict[str, float]:
+def _breakdown(ready: Ready, *, process_start: float, spawned_at: float, now: float) -> dict[str, float]:
     """Seconds of each part from the command to ready; they add up to the whole, because the rest is a part too.
 
     The engine process is what takes time; the API process starts beside it and shows only where it is the last to be ready.

@@ -267,7 +267,7 @@ class Supervisor:
         if engine is None or config is None:
             return
         self._status.down()
-        self._before, self._stats = continued(_at_rest(self._stats), self._before), EngineStats()
+        self._before, self._stats = self.stats, EngineStats()
         self._table.engine_lost(errors.engine_restarted())
         self._note_queue()
         # The spawner has its thread already, and the system may have no other.
@@ -330,8 +330,3 @@ class Supervisor:
         self._table.fail_all(errors.engine_restarted())
         if not self.outcome.done():
             self.outcome.set_result((exit_status, message))
-
-
-def _at_rest(stats: EngineStats) -> EngineStats:
-    """What stays of an engine that is gone: its counters."""
-    return continued(EngineStats(), stats)

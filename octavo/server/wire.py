@@ -124,11 +124,3 @@ _encoder = msgspec.msgpack.Encoder()
 def frame(message: ToEngine | FromEngine) -> bytes:
     """The bytes of one message. Raises ``WireError`` when it is above the cap."""
     return framed(_encoder.encode(message))
-
-
-def to_engine_decoder() -> msgspec.msgpack.Decoder[ToEngine]:
-    return msgspec.msgpack.Decoder(ToEngine)
-
-
-def from_engine_decoder() -> msgspec.msgpack.Decoder[FromEngine]:
-    return msgspec.msgpack.Decoder(FromEngine)

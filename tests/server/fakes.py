@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from octavo import build
 from octavo.config import EngineConfig, ModelConfig
 from octavo.metrics import EngineStats
 from octavo.outputs import BeamState, RequestMetrics, TokenDelta
@@ -204,7 +205,8 @@ class Bench:
         self.status.text_ready()
         self.log = io.StringIO()
         model = msgspec.structs.replace(MODEL, vocab_size=vocab_size())
-        frontend = Frontend.build(self.tokenizer, model, max_model_len=context, config=EngineConfig(model="tiny", **config))
+        front = build.Frontend(self.tokenizer, model, context, model.vocab_size)
+        frontend = Frontend.build(front, EngineConfig(model="tiny", **config))
         self.frontend = msgspec.structs.replace(frontend, fingerprint="octavo-test")
         self.service = Service(
             options=options or ServerOptions(),

@@ -5,7 +5,6 @@ import contextlib
 import fcntl
 import os
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from typing import TextIO
@@ -83,7 +82,7 @@ class Peer:
         self.sock.settimeout(10)
         self.logged: list[str] = []
         self.ended: list[BaseException | None] = []
-        self._reader, self._decode = FrameReader(), wire.from_engine_decoder().decode
+        self._reader, self._decode = FrameReader(), msgspec.msgpack.Decoder(wire.FromEngine).decode
         self._messages: list[wire.FromEngine] = []
         loop = EngineLoop(engine, Channel(theirs), log or self.logged.append)
         self._thread = threading.Thread(target=self._run, args=(loop,), daemon=True)
@@ -182,17 +181,12 @@ def test_nobody_waits_for_who_reads_of_a_refusal(engine: CountingEngine, full_pi
 def test_an_engine_that_fails_ends_whoever_reads_of_it(full_pipe: TextIO) -> None:
     ours, theirs = socket.socketpair()
     ours.settimeout(30)
-    process = subprocess.Popen(
-        interpreter.command("octavo.server.engine_process", str(theirs.fileno())),
-        pass_fds=[theirs.fileno()],
-        stderr=full_pipe,
-        env=interpreter.environment(),
-    )
+    process = interpreter.start("octavo.server.engine_process", [theirs], output=full_pipe)
     theirs.close()
     try:
         ours.sendall(frame(Shutdown()))  # which is no way to begin
         body = next(iter(FrameReader().feed(ours.recv(1 << 16))))
-        message = wire.from_engine_decoder().decode(body)
+        message = msgspec.msgpack.Decoder(wire.FromEngine).decode(body)
         assert isinstance(message, Fatal) and message.kind == "engine"
         assert process.wait(30) == ENGINE_FAULT
     finally:
@@ -235,7 +229,7 @@ def test_the_loop_ends_when_the_other_side_is_gone(peer: Peer) -> None:
 def test_frames_survive_any_cut() -> None:
     messages: list[wire.ToEngine] = [Add(request("a", 3)), Abort("a", 1), Abort("b"), Shutdown()]
     stream = b"".join(map(frame, messages))
-    decode = wire.to_engine_decoder().decode
+    decode = msgspec.msgpack.Decoder(wire.ToEngine).decode
     for size in (1, 2, 3, 5, 7, 64, len(stream)):
         reader = FrameReader()
         found = [decode(body) for i in range(0, len(stream), size) for body in reader.feed(stream[i : i + size])]
@@ -250,7 +244,7 @@ def test_a_length_above_the_cap_is_refused_before_it_is_believed() -> None:
 def test_only_agreed_messages_decode() -> None:
     for body in (b"", b"\xc1", msgspec.msgpack.encode({"type": "Exec", "code": "x"}), msgspec.msgpack.encode([1, 2])):
         with pytest.raises(msgspec.DecodeError):
-            wire.to_engine_decoder().decode(body)
+            msgspec.msgpack.Decoder(wire.ToEngine).decode(body)
 
 
 def drain(mailbox: Mailbox) -> list[TokenDelta]:
@@ -414,7 +408,7 @@ def test_the_pulse_beats_while_something_gets_on() -> None:
     def heard() -> list[wire.FromEngine]:
         pulse.beat()
         try:
-            return [wire.from_engine_decoder().decode(body) for body in beats.feed(ours.recv(1 << 16))]
+            return [msgspec.msgpack.Decoder(wire.FromEngine).decode(body) for body in beats.feed(ours.recv(1 << 16))]
         except BlockingIOError:
             return []
 

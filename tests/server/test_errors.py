@@ -112,7 +112,7 @@ def test_bad_fields_are_named(bench: Bench, path: str, fields: dict[str, Any], p
         ({"prompt": [1e300]}, "prompt[0]", "from 0"),
         ({"prompt": ["a"] * 65}, "prompt", "at most 64 entries"),
         ({"prompt": [999999]}, "prompt", "Token id 999999 is out of vocabulary"),
-        ({"prompt": "\ud800"}, "prompt", "valid Unicode"),
+        ({"prompt": "\ud800"}, "body", "JSON decode error"),
         (
             {"prompt": [5] * 65},
             "input_tokens",
@@ -128,9 +128,6 @@ def test_bad_completions(bench: Bench, fields: dict[str, Any], param: str, words
     body = json.dumps({"temperature": 0, **fields}).encode()
     status, _, answer = bench.call("POST", COMPLETIONS, body)
     error = error_of(status, answer)
-    if "\\ud800" in body.decode():
-        assert status == 400
-        return
     assert (status, error["param"]) == (400, param) and words in error["message"]
 
 

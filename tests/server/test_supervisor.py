@@ -73,7 +73,7 @@ class FakeEngineProcess:
         self.sock.setblocking(False)
         self.process = FakeProcess(self.sock)
         self.handle = EngineProcess(self.process, ours, 0.0)  # type: ignore[arg-type]  # as much of a Popen as is used
-        self._reader, self._decode = FrameReader(), wire.to_engine_decoder().decode
+        self._reader, self._decode = FrameReader(), msgspec.msgpack.Decoder(wire.ToEngine).decode
         self.told: list[wire.ToEngine] = []
 
     def say(self, *messages: wire.FromEngine) -> None:

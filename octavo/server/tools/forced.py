@@ -56,8 +56,12 @@ class RequiredParser(StateParser):
         found = _HEAD.match(self._held)
         if found is None or found.end() > _MAX_HEAD:
             return self._plain("", events) if len(self._held) > _MAX_HEAD else ""
+        try:
+            name = msgspec.json.decode(found.group(1), type=str)
+        except (msgspec.DecodeError, UnicodeError):
+            return self._plain("", events)
         rest = self._held[found.end() :]
-        events.append(CallStart(msgspec.json.decode(found.group(1), type=str)))
+        events.append(CallStart(name))
         self._called = True
         self._held, self._state, self._arguments = "", self._in_arguments, ValueEnd()
         return rest

@@ -4,8 +4,8 @@
 just is JSON: an object is a call when it names a function of the request, else content.
 """
 
+from octavo.server.tools.calls import CallParser
 from octavo.server.tools.events import Event
-from octavo.server.tools.json_calls import JsonCallParser
 from octavo.server.tools.states import State
 from octavo.server.tools.written import Call, read_call
 
@@ -20,7 +20,7 @@ def llama3_json_grammar(call: str, many: bool) -> str:
     )
 
 
-class Llama3JsonParser(JsonCallParser):
+class Llama3JsonParser(CallParser):
     """Calls name one of ``functions``. The answer begins as if the marker had been there."""
 
     marker = MARKER
@@ -49,11 +49,11 @@ class Llama3JsonParser(JsonCallParser):
             self._state = self._marked
             return rest[1:]
         if rest[0] == "{":
-            self._begin_object()
+            self._state = self._inside
         else:
             self._give_up(events)
         return rest
 
-    def _read(self, text: str) -> Call | None:
+    def _read(self, text: str) -> list[Call] | None:
         call = read_call(text)
-        return call if call is not None and call.name in self._functions else None
+        return [call] if call is not None and call.name in self._functions else None

@@ -6,17 +6,17 @@ The older ones go on with an array, ``[{"name": "f", "arguments": {...}}, ...]``
 
 import re
 
+from octavo.server.tools.calls import CallParser
 from octavo.server.tools.events import Event
-from octavo.server.tools.json_calls import JsonCallParser
 from octavo.server.tools.states import State
-from octavo.server.tools.written import Call, read_arguments, read_call
+from octavo.server.tools.written import Call, read_arguments
 
 MARKER = "[TOOL_CALLS]"
 _HEADER = re.compile(r"\s*([\w./-]{1,256})\s*(?:\[CALL_ID\]\s*[\w-]{0,64}\s*)?(?:\[ARGS\]\s*)?")
 _MAX_HEADER = 400
 
 
-class MistralParser(JsonCallParser):
+class MistralParser(CallParser):
     """A call of a function that is not among ``functions`` is a call, and the client's to refuse."""
 
     marker = MARKER
@@ -45,7 +45,7 @@ class MistralParser(JsonCallParser):
                 self._give_up(events)
             else:
                 self._name = found.group(1)
-                self._begin_object()
+                self._state = self._inside
         elif len(self._held) > _MAX_HEADER:
             self._give_up(events)
         return text[len(name) :]
@@ -54,7 +54,7 @@ class MistralParser(JsonCallParser):
         rest = self._skip_space(text)
         if rest.startswith("{"):
             self._name = None
-            self._begin_object()
+            self._state = self._inside
         elif rest:
             self._give_up(events)
         return rest
@@ -75,8 +75,8 @@ class MistralParser(JsonCallParser):
     def _after_call(self) -> State:
         return self._outside if self._name else self._between
 
-    def _read(self, text: str) -> Call | None:
+    def _read(self, text: str) -> list[Call] | None:
         if self._name is None:
-            return read_call(text)
+            return super()._read(text)
         arguments = read_arguments(text)
-        return None if arguments is None else Call(self._name, arguments)
+        return None if arguments is None else [Call(self._name, arguments)]

@@ -98,3 +98,26 @@ class ValueEnd:
         elif character not in self._syntax.quotes:
             raise NotJson(found.start())
         return found.end()
+
+
+class Bracketed:
+    """One value as it grows. ``text`` is all of it that has come."""
+
+    def __init__(self, syntax: Syntax = JSON) -> None:
+        self._end = ValueEnd(syntax)
+        self._pieces: list[str] = []
+
+    def push(self, text: str) -> int | None:
+        """Takes ``text`` up to the value's end. Returns the index just past it, None while it goes on. Raises ``NotJson``;
+        what is before its ``at`` has been taken."""
+        try:
+            end = self._end.feed(text)
+        except NotJson as error:
+            self._pieces.append(text[: error.at])
+            raise
+        self._pieces.append(text[:end])
+        return end
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)

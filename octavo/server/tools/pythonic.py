@@ -6,94 +6,50 @@ a whole or not at all: anything in it but calls of the request's functions with 
 
 import re
 
-from octavo.server.tools.events import Event, content, whole_call
-from octavo.server.tools.pieces import NotJson, Syntax, ValueEnd, split_at
+from octavo.server.tools.calls import CallParser
+from octavo.server.tools.events import Event
+from octavo.server.tools.pieces import Syntax
 from octavo.server.tools.python_literals import read_calls
-from octavo.server.tools.states import StateParser
+from octavo.server.tools.written import Call
 
 START, END = "<|python_start|>", "<|python_end|>"
 _PYTHON = Syntax(re.compile(r"""["'()\[\]{}]"""), re.compile(r"""["'\\\n]"""), "\"'")
 _MAYBE_NAME = re.compile(r"[\w\s.-]*")
 
 
-class PythonicParser(StateParser):
-    """Calls name one of ``functions``."""
+class PythonicParser(CallParser):
+    """Calls name one of ``functions``. The answer begins as if the marker had been there."""
+
+    marker, closing, syntax = START, END, _PYTHON
 
     def __init__(self, functions: frozenset[str]) -> None:
-        super().__init__(self._start)
+        super().__init__()
         self._functions = functions
-        self._held = ""
-        self._end = ValueEnd(_PYTHON)
-        self._pieces: list[str] = []
+        self._state = self._marked
 
-    def finish(self) -> list[Event]:
-        held = "" if self._state == self._after else self._held
-        return content(held + "".join(self._pieces))
-
-    def _start(self, text: str, events: list[Event]) -> str:
+    def _marked(self, text: str, events: list[Event]) -> str:
         """Where a list of calls may stand. ``_held`` is the space, and the tag, before it."""
-        rest = text.lstrip()
-        self._held += text[: len(text) - len(rest)]
+        rest = self._skip_space(text)
         if rest.startswith("["):
-            self._end, self._state = ValueEnd(_PYTHON), self._name
-            self._held += "["
-            self._end.feed("[")
+            self._value.push("[")
+            self._state = self._name
             return rest[1:]
         if rest:
-            events += content(self._held)
-            self._held, self._state = "", self._outside
+            self._give_up(events)
         return rest
 
     def _name(self, text: str, events: list[Event]) -> str:
         """The first function's name up to its parenthesis: a list of anything else need not be held back to its end."""
         taken = _MAYBE_NAME.match(text)
         at = taken.end() if taken else 0
-        self._held += text[:at]
-        written = self._held.rpartition("[")[2].strip()
+        self._value.push(text[:at])
+        written = self._value.text[1:].strip()
         if at < len(text) and text[at] == "(" and written in self._functions:
             self._state = self._inside
         elif at < len(text) or not any(name.startswith(written) for name in self._functions):
             self._give_up(events)
         return text[at:]
 
-    def _inside(self, text: str, events: list[Event]) -> str:
-        try:
-            end = self._end.feed(text)
-        except NotJson as error:
-            self._pieces.append(text[: error.at])
-            self._give_up(events)
-            return text[error.at :]
-        self._pieces.append(text[:end])
-        if end is None:
-            return ""
-        calls = read_calls(self._held[self._held.rindex("[") :] + "".join(self._pieces))
-        if calls is None or any(call.name not in self._functions for call in calls):
-            self._give_up(events)
-        else:
-            for call in calls:
-                events += whole_call(call.name, call.arguments)
-            self._held, self._pieces, self._state = "", [], self._after
-        return text[end:]
-
-    def _after(self, text: str, events: list[Event]) -> str:
-        """The closing tag, or whatever is there instead of it."""
-        text = self._held + text
-        rest = text.lstrip()
-        if END.startswith(rest) and rest != END:
-            self._held = text
-            return ""
-        self._held, self._state = "", self._outside
-        return rest.removeprefix(END) if rest.startswith(END) else text
-
-    def _outside(self, text: str, events: list[Event]) -> str:
-        before, rest, found = split_at(self._held + text, START)
-        events += content(before)
-        if not found:
-            self._held = rest
-            return ""
-        self._held, self._state = START, self._start
-        return rest
-
-    def _give_up(self, events: list[Event]) -> None:
-        events += content(self._held + "".join(self._pieces))
-        self._held, self._pieces, self._state = "", [], self._outside
+    def _read(self, text: str) -> list[Call] | None:
+        calls = read_calls(text)
+        return None if calls is None or any(call.name not in self._functions for call in calls) else calls

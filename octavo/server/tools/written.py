@@ -1,4 +1,4 @@
-"""A call as models write it in JSON: an object that comes in pieces, and what it says.
+"""A call as models write it in JSON, and what it says.
 
 Arguments are passed on in the model's own words, letter for letter, once they are known to be a JSON object that any client can
 read: no NaN, no number beyond a double, no half of a surrogate pair.
@@ -6,37 +6,12 @@ read: no NaN, no number beyond a double, no half of a surrogate pair.
 
 import msgspec
 
-from octavo.server.tools.pieces import NotJson, ValueEnd
-
 
 class Call(msgspec.Struct, frozen=True):
     """``arguments`` is the text of a JSON object."""
 
     name: str
     arguments: str
-
-
-class JsonObject:
-    """One object as it grows. ``text`` is all of it that has come."""
-
-    def __init__(self) -> None:
-        self._end = ValueEnd()
-        self._pieces: list[str] = []
-
-    def push(self, text: str) -> int | None:
-        """Takes ``text`` up to the object's end. Returns the index just past it, None while it goes on. Raises ``NotJson``;
-        what is before its ``at`` has been taken."""
-        try:
-            end = self._end.feed(text)
-        except NotJson as error:
-            self._pieces.append(text[: error.at])
-            raise
-        self._pieces.append(text[:end])
-        return end
-
-    @property
-    def text(self) -> str:
-        return "".join(self._pieces)
 
 
 _NULL = msgspec.Raw(b"null")
