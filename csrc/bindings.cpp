@@ -92,9 +92,9 @@ NB_MODULE(_native, m) {
              "block_tables"_a, "shape"_a, "scale"_a, "window"_a, "rows"_a.none())
         .def("copy_blocks", &Device::copy_blocks, "cache"_a, "swap_out"_a, "swap_in"_a, "copy"_a)
         .def("argmax", &Device::argmax, "logits"_a)
-        .def("penalize", &Device::penalize, "logits"_a, "penalties"_a)
+        .def("adjust", &Device::adjust, "logits"_a, "allowed"_a.none(), "bias"_a.none(), "penalties"_a.none())
         .def("sample", &Device::sample, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seeds"_a, "positions"_a,
-             "allowed"_a.none(), "penalties"_a.none())
+             "allowed"_a.none(), "bias"_a.none(), "penalties"_a.none())
         .def("top_logprobs", &Device::top_logprobs, "logits"_a, "chosen"_a, "num"_a);
 }
 

@@ -127,9 +127,9 @@ public:
     void copy_blocks(const KVBlocks& cache, nb::handle swap_out, nb::handle swap_in, nb::handle copy);
 
     nb::object argmax(nb::handle logits);
-    nb::object penalize(nb::handle logits, nb::handle penalties);
+    nb::object adjust(nb::handle logits, nb::handle allowed, nb::handle bias, nb::handle penalties);
     nb::object sample(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
-                      nb::handle seeds, nb::handle positions, nb::handle allowed, nb::handle penalties);
+                      nb::handle seeds, nb::handle positions, nb::handle allowed, nb::handle bias, nb::handle penalties);
     nb::tuple top_logprobs(nb::handle logits, nb::handle chosen, int64_t num);
 
 private:
@@ -158,7 +158,8 @@ private:
         }
     };
     Allowed read_allowed(nb::handle array, Size rows, int64_t columns);
-    // Of each row; `fields` are those of Penalties in octavo/backends/base.py, or None.
+    // Of each row; `fields` are those of LogitBias and of Penalties in octavo/backends/base.py, or None.
+    std::vector<RowBias> read_bias(nb::handle fields, int64_t rows);
     std::vector<RowPenalties> read_penalties(nb::handle fields, int64_t rows);
     Array heads_of(nb::handle qkv, HeadShape shape, bool write);
     // The number of an argument's rows, or of its columns, when the op runs.

@@ -209,19 +209,46 @@ nb::object Device::argmax(nb::handle logits) {
     return out.array;
 }
 
+namespace {
+
+// Where each row's of `count` tokens begin, and where the last one's end.
+const int32_t* checked_starts(const Array& starts, int64_t rows, int64_t count, const char* error) {
+    const int32_t* start = starts.ints();
+    bool fit = starts.shape[0] == rows + 1 && start[0] == 0 && start[rows] == count;
+    for (int64_t i = 0; fit && i < rows; ++i) fit = start[i] <= start[i + 1];
+    check(fit, error);
+    return start;
+}
+
+} // namespace
+
+std::vector<RowBias> Device::read_bias(nb::handle fields, int64_t rows) {
+    std::vector<RowBias> bias(rows, RowBias{nullptr, nullptr, 0});
+    if (fields.is_none()) return bias;
+    const auto [t, v, s] = nb::cast<std::array<nb::object, 3>>(fields);
+    const Array tokens = read(t, "tokens", Type::int32, 1), values = read(v, "values", Type::float32, 1);
+    check(values.shape[0] == tokens.shape[0], "bias: there must be one value for each token");
+    const int32_t* start = checked_starts(read(s, "starts", Type::int32, 1), rows, tokens.shape[0],
+                                          "bias: starts must rise from 0 to the number of tokens");
+    for (int64_t i = 0; i < rows; ++i) {
+        bias[i] = {tokens.ints() + start[i], values.floats() + start[i], start[i + 1] - start[i]};
+    }
+    return bias;
+}
+
 std::vector<RowPenalties> Device::read_penalties(nb::handle fields, int64_t rows) {
     std::vector<RowPenalties> penalties(rows, RowPenalties{1, 0, 0, nullptr, 0, 0});
     if (fields.is_none()) return penalties;
     const auto [r, f, p, t, s, o] = nb::cast<std::array<nb::object, 6>>(fields);
     const Array repetition = read(r, "repetition", Type::float32, 1), frequency = read(f, "frequency", Type::float32, 1);
     const Array presence = read(p, "presence", Type::float32, 1), tokens = read(t, "tokens", Type::int32, 1);
-    const Array starts = read(s, "starts", Type::int32, 1), outputs = read(o, "outputs", Type::int32, 1);
+    const Array outputs = read(o, "outputs", Type::int32, 1);
     for (const Array* column : {&repetition, &frequency, &presence, &outputs}) {
         check(column->shape[0] == rows, "penalties: every column must have one value for each row of logits");
     }
-    const int32_t *start = starts.ints(), *output = outputs.ints();
-    check(starts.shape[0] == rows + 1 && start[0] == 0 && start[rows] == tokens.shape[0],
-          "penalties: starts must run from 0 to the number of tokens");
+    const int32_t* start = checked_starts(read(s, "starts", Type::int32, 1), rows, tokens.shape[0],
+                                          "penalties: starts must rise from 0 to the number of tokens");
+    const int32_t* output = outputs.ints();
     for (int64_t i = 0; i < rows; ++i) {
         check(start[i] <= output[i] && output[i] <= start[i + 1], "penalties: a row's output must be the end of its tokens");
         penalties[i] = {repetition.floats()[i], frequency.floats()[i], presence.floats()[i],
@@ -230,23 +257,32 @@ std::vector<RowPenalties> Device::read_penalties(nb::handle fields, int64_t rows
     return penalties;
 }
 
-nb::object Device::penalize(nb::handle logits, nb::handle penalties) {
-    check(!program_, "penalize cannot be recorded");
+nb::object Device::adjust(nb::handle logits, nb::handle allowed, nb::handle bias, nb::handle penalties) {
+    check(!program_, "adjust cannot be recorded");
     const Array in = read(logits, "logits", Type::float32, 2);
-    const std::vector<RowPenalties> own = read_penalties(penalties, in.shape[0]);
     const int64_t n = in.shape[1];
+    const Allowed bits = read_allowed(allowed, rows_of(in), n);
+    const uint32_t* allowed_bits = bits.now();
+    const std::vector<RowBias> gains = read_bias(bias, in.shape[0]);
+    const std::vector<RowPenalties> losses = read_penalties(penalties, in.shape[0]);
     const Result out = result(Type::float32, rows_of(in), n, 2);
     run([&] {
         over_units(in.shape[0], [&](int64_t r, int thread) {
-            std::memcpy(out.floats() + r * n, in.floats() + r * n, n * sizeof(float));
-            octavo::penalize(own[r], out.floats() + r * n, n, logits_scratch_[thread]);
+            const float* row = in.floats() + r * n;
+            float* changed = out.floats() + r * n;
+            if (allowed_bits && kernels_->argmax(row, n) >= 0) {
+                kernels_->masked_argmax(row, allowed_bits + r * bits.words, n, changed);
+            } else {
+                std::memcpy(changed, row, n * sizeof(float));
+            }
+            octavo::adjust(gains[r], losses[r], changed, n, logits_scratch_[thread]);
         });
     });
     return out.array;
 }
 
 nb::object Device::sample(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
-                          nb::handle seeds, nb::handle positions, nb::handle allowed, nb::handle penalties) {
+                          nb::handle seeds, nb::handle positions, nb::handle allowed, nb::handle bias, nb::handle penalties) {
     check(!program_, "sample cannot be recorded");
     const Array in = read(logits, "logits", Type::float32, 2);
     const Array t = read(temperature, "temperature", Type::float32, 1), k = read(top_k, "top_k", Type::int32, 1);
@@ -258,7 +294,8 @@ nb::object Device::sample(nb::handle logits, nb::handle temperature, nb::handle 
     }
     const Allowed bits = read_allowed(allowed, rows_of(in), in.shape[1]);
     const uint32_t* allowed_bits = bits.now();
-    const std::vector<RowPenalties> own = read_penalties(penalties, in.shape[0]);
+    const std::vector<RowBias> gains = read_bias(bias, in.shape[0]);
+    const std::vector<RowPenalties> losses = read_penalties(penalties, in.shape[0]);
     const Result out = result(Type::int32, rows_of(in), 1, 1);
     auto* seed = reinterpret_cast<const uint64_t*>(s.data);
     auto* position = reinterpret_cast<const int64_t*>(at.data);
@@ -266,7 +303,7 @@ nb::object Device::sample(nb::handle logits, nb::handle temperature, nb::handle 
         over_units(in.shape[0], [&](int64_t r, int thread) {
             const uint32_t* mine = allowed_bits ? allowed_bits + r * bits.words : nullptr;
             const DrawArgs args{in.floats() + r * in.shape[1], in.shape[1], mine, t.floats()[r], k.ints()[r], p.floats()[r],
-                                m.floats()[r], seed[r], position[r], own[r]};
+                                m.floats()[r], seed[r], position[r], gains[r], losses[r]};
             out.ints()[r] = draw(*kernels_, args, logits_scratch_[thread]);
         });
     });

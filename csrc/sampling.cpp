@@ -140,10 +140,13 @@ void LogitsScratch::resize(int64_t n) {
     maxima.resize((n + kMaxBlock - 1) / kMaxBlock);
 }
 
-void penalize(const RowPenalties& p, float* logits, int64_t n, LogitsScratch& s) {
+void adjust(const RowBias& bias, const RowPenalties& p, float* logits, int64_t n, LogitsScratch& s) {
     constexpr int32_t kSeen = 1 << 30; // and below it how often in the output
-    if (static_cast<int64_t>(s.occurrences.size()) < n) s.occurrences.resize(n);
     const auto known = [n](int32_t token) { return token >= 0 && token < n; };
+    for (int64_t i = 0; i < bias.count; ++i) {
+        if (known(bias.tokens[i])) logits[bias.tokens[i]] += bias.values[i];
+    }
+    if (static_cast<int64_t>(s.occurrences.size()) < n) s.occurrences.resize(n);
     for (int64_t i = 0; i < p.count; ++i) {
         if (!known(p.tokens[i])) continue;
         int32_t& times = s.occurrences[p.tokens[i]];
@@ -170,9 +173,9 @@ int32_t draw(const KernelTable& kernels, DrawArgs a, LogitsScratch& s) {
     } else {
         best = kernels.argmax(a.logits, a.n);
     }
-    if (a.penalties.count > 0 && best >= 0) {
+    if (a.bias.count + a.penalties.count > 0 && best >= 0) {
         if (!a.allowed) s.masked.assign(a.logits, a.logits + a.n);
-        penalize(a.penalties, s.masked.data(), a.n, s);
+        adjust(a.bias, a.penalties, s.masked.data(), a.n, s);
         a.logits = s.masked.data();
         best = kernels.argmax(a.logits, a.n);
     }

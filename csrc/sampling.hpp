@@ -9,7 +9,14 @@
 
 namespace octavo {
 
-// What a row loses for the tokens before it, of which those from `output` on are its output; see Ops.penalize in
+// What chosen tokens of a row gain.
+struct RowBias {
+    const int32_t* tokens;
+    const float* values;
+    int64_t count;
+};
+
+// What a row loses for the tokens before it, of which those from `output` on are its output; see Ops.adjust in
 // octavo/backends/base.py.
 struct RowPenalties {
     float repetition, frequency, presence;
@@ -26,6 +33,7 @@ struct DrawArgs {
     float top_p, min_p;
     uint64_t seed;
     int64_t position;
+    RowBias bias;
     RowPenalties penalties;
 };
 
@@ -50,7 +58,7 @@ struct LogitsScratch {
     void resize(int64_t n);
 };
 
-void penalize(const RowPenalties& penalties, float* logits, int64_t n, LogitsScratch& scratch);
+void adjust(const RowBias& bias, const RowPenalties& penalties, float* logits, int64_t n, LogitsScratch& scratch);
 int32_t draw(const KernelTable& kernels, DrawArgs args, LogitsScratch& scratch);
 void top_logprobs(const KernelTable& kernels, const TopLogprobsArgs& args, LogitsScratch& scratch);
 

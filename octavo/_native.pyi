@@ -281,8 +281,14 @@ class Device:
         """Each int32[n, 2] of (source, target)."""
 
     def argmax(self, logits: np.ndarray) -> np.ndarray: ...
-    def penalize(self, logits: np.ndarray, penalties: tuple[np.ndarray, ...]) -> np.ndarray:
-        """The fields of ``backends.base.Penalties``, in order."""
+    def adjust(
+        self,
+        logits: np.ndarray,
+        allowed: np.ndarray | None,
+        bias: tuple[np.ndarray, ...] | None,
+        penalties: tuple[np.ndarray, ...] | None,
+    ) -> np.ndarray:
+        """The fields of ``backends.base.LogitBias`` and ``backends.base.Penalties``, in order."""
 
     def sample(
         self,
@@ -294,6 +300,7 @@ class Device:
         seeds: np.ndarray,
         positions: np.ndarray,
         allowed: np.ndarray | None,
+        bias: tuple[np.ndarray, ...] | None,
         penalties: tuple[np.ndarray, ...] | None,
     ) -> np.ndarray: ...
     def top_logprobs(

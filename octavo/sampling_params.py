@@ -364,8 +364,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def plain_greedy(self) -> bool:
-        """Whether every draw is the argmax of the logits as the model made them, or of those that are allowed."""
-        return self.greedy and self.beam is None and not self.logit_bias and not self.min_tokens and not self.needs_history
+        """Whether every draw is the argmax of the logits as the model made them, or of those that are possible."""
+        return self.greedy and self.beam is None and not self.logit_bias and not self.has_penalties
 
     @property
     def has_penalties(self) -> bool:

@@ -402,6 +402,24 @@ def test_bad_words_are_kept_out_of_what_would_be_nothing_else(llm: LLM, options:
     assert "Paris" not in "".join(texts([output]))
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_is_impossible_is_so_for_the_argmax_inside_the_model_too(llm: LLM, n: int) -> None:
+    """Log-probabilities need the logits, without which a greedy step ends with its argmax; some of these tokens are guessed."""
+    prompts = ["1 2 3 4 5 6 7 8 1 2 3 4 5 6 7 8 1 2 3 4", "The capital of France is"]
+    for options in (
+        {"min_tokens": 20, "stop_token_ids": [253, 28, 216]},
+        {"bad_words": ["5 6", " the"]},
+        {"min_tokens": 9, "bad_words": ["8 1"], "allowed_token_ids": list(range(200, 9000))},
+    ):
+        given: dict[str, Any] = {"temperature": 0.0, "max_tokens": 30, "n": n, **options}
+        found = llm.generate(prompts, [SamplingParams(**given)] * 2, use_tqdm=False)
+        expected = llm.generate(prompts, [SamplingParams(logprobs=0, **given)] * 2, use_tqdm=False)
+        plain = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=30), use_tqdm=False)
+        for one, other in zip(found, expected, strict=True):
+            assert [branch.token_ids for branch in one.outputs] == [branch.token_ids for branch in other.outputs]
+        assert found[0].outputs[0].token_ids != plain[0].outputs[0].token_ids, "or nothing was impossible"
+
+
 def test_a_stop_token_ends_an_output_and_is_named(llm: LLM) -> None:
     (whole,) = llm.generate("The capital of France is", GREEDY, use_tqdm=False)
     *before, stop = whole.outputs[0].token_ids[:3]

@@ -75,6 +75,18 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class LogitBias:
+    """What is added to chosen tokens of R rows of logits."""
+
+    tokens: Array
+    """int32[*], of all rows, one after the other"""
+    values: Array
+    """float32[*], what each of them gains"""
+    starts: Array
+    """int32[R + 1]: where each row's tokens begin, and where the last one's end"""
+
+
+@dataclass(frozen=True, slots=True)
 class Penalties:
     """What R rows of logits lose for the tokens that stand before them."""
 
@@ -241,10 +253,13 @@ class Ops(Protocol):
         infinity: such a row can be drawn from by no rule."""
         ...
 
-    def penalize(self, logits: Array, penalties: Penalties) -> Array:
-        """float32[R, V] -> the same, new. The logit of each token that stands before a row is divided by ``repetition`` if it
-        is above 0, else multiplied; then, of a token that is c > 0 times in the output, it loses ``frequency`` * c, then
-        ``presence``. All in float32. Token ids outside the vocabulary are ignored."""
+    def adjust(
+        self, logits: Array, *, allowed: Array | None = None, bias: LogitBias | None = None, penalties: Penalties | None = None
+    ) -> Array:
+        """float32[R, V] -> the same, new, all in float32. First what ``allowed`` rules out becomes minus infinity, as in
+        ``linear_argmax``, but in rows from which nothing can be drawn; then ``bias`` is added; then the logit of each token
+        that stands before a row is divided by ``repetition`` if it is above 0, else multiplied, and, of a token that is c > 0
+        times in the output, it loses ``frequency`` * c, then ``presence``. Ids outside the vocabulary are ignored."""
         ...
 
     def sample(
@@ -258,12 +273,13 @@ class Ops(Protocol):
         seeds: Array,
         positions: Array,
         allowed: Array | None = None,
+        bias: LogitBias | None = None,
         penalties: Penalties | None = None,
     ) -> Array:
         """float32[R, V] -> int32[R]. One draw a row from softmax(logits / temperature) after top-k (0: off), then top-p, then
         min-p; ties at a cut are kept by lowest index. Temperature below 1e-5: argmax; -1 where argmax is. The uniform number
         is a counter-based function of (seeds[i] uint64, positions[i] int64) alone. temperature, top_p, min_p: float32[R];
-        top_k: int32[R]. ``allowed`` is that of ``linear_argmax``; penalties are those of ``penalize``, before anything else."""
+        top_k: int32[R]. ``allowed``, ``bias`` and ``penalties`` are those of ``adjust``, before anything else."""
         ...
 
     def top_logprobs(self, logits: Array, chosen: Array, num: int) -> tuple[Array, Array, Array, Array]:

@@ -1,7 +1,7 @@
-"""Beams: logits -> the likeliest next tokens of each, after the request's features.
+"""Beams: logits -> the likeliest next tokens of each, after the request's wishes.
 
-Here features change log-probabilities and not logits, as in ``transformers``: a penalty divides what is never positive. Rows
-without features never leave the device. The invariant is the sampler's: a row's candidates depend on that row alone.
+Here wishes change log-probabilities and not logits, as in ``transformers``: a penalty divides what is never positive. Rows
+without wishes never leave the device. The invariant is the sampler's: a row's candidates depend on that row alone.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.backends.base import Array, Backend
+from octavo.sampling.bad_words import banned
+from octavo.sampling.logit_bias import bias_of
+from octavo.sampling.min_tokens import ends_too_early
 from octavo.sampling.penalties import penalties_of
-from octavo.sampling.row import Feature, SampleRow
+from octavo.sampling.row import SampleRow
+from octavo.sampling.token_mask import allowed_tokens
 from octavo.step import Candidates, TokenLogprobs
 
 
@@ -24,12 +28,8 @@ class CandidateRow:
 
 
 class CandidateFinder:
-    """``features`` in their order; ``features_ignoring_eos`` are those of requests for which end-of-sequence is a token like
-    any other."""
-
-    def __init__(self, backend: Backend, features: tuple[Feature, ...], features_ignoring_eos: tuple[Feature, ...]) -> None:
-        self._backend = backend
-        self._features = {False: features, True: features_ignoring_eos}
+    def __init__(self, backend: Backend, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._backend, self._vocab_size, self._eos_token_ids = backend, vocab_size, eos_token_ids
 
     def __call__(self, logits: Array, wanted: Sequence[CandidateRow]) -> list[Candidates]:
         """The candidates of each of ``wanted``, from float32[R, V] ``logits``."""
@@ -54,8 +54,13 @@ class CandidateFinder:
         return found
 
     def _is_shaped(self, row: SampleRow) -> bool:
-        features = self._features[row.params.ignore_eos]
-        return _temperature(row) != 1.0 or row.params.has_penalties or any(feature.wanted(row) for feature in features)
+        params = row.params
+        wishes = params.has_penalties or params.logit_bias or row.token_mask is not None or self._impossible(row)
+        return _temperature(row) != 1.0 or bool(wishes)
+
+    def _impossible(self, row: SampleRow) -> list[int]:
+        """As the sampler's, but that end-of-sequence is a token like any other where it is ignored."""
+        return [*banned(row), *ends_too_early(row, () if row.params.ignore_eos else self._eos_token_ids)]
 
     def _likeliest(self, logits: Array, targets: Array, wanted: Sequence[CandidateRow]) -> list[Candidates]:
         most = max(max(one.num, one.row.num_logprobs or 0) for one in wanted)
@@ -74,12 +79,15 @@ class CandidateFinder:
     def _shaped(self, logits: np.ndarray, wanted: CandidateRow) -> Candidates:
         row, temperature = wanted.row, _temperature(wanted.row)
         raw = _log_softmax(logits)
-        values = raw.copy() if temperature == 1.0 else _log_softmax(logits / np.float32(temperature))
-        for feature in self._features[row.params.ignore_eos]:
-            if feature.wanted(row):
-                feature.apply(values, row)
-        if (penalties := penalties_of(self._backend, [row])) is not None:
-            values = self._on_host(self._backend.ops.penalize(self._backend.tensor(values[None]), penalties))[0]
+        values = raw if temperature == 1.0 else _log_softmax(logits / np.float32(temperature))
+        allowed = allowed_tokens([row.token_mask], [self._impossible(row)], self._vocab_size)
+        adjusted = self._backend.ops.adjust(
+            self._backend.tensor(values[None]),
+            allowed=None if allowed is None else self._backend.tensor(allowed),
+            bias=bias_of(self._backend, [row]),
+            penalties=penalties_of(self._backend, [row]),
+        )
+        values = self._on_host(adjusted)[0]
         ids = [token for token in _top(values, wanted.num) if values[token] > -np.inf]
         details = None
         if row.num_logprobs is not None:

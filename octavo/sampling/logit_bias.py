@@ -1,15 +1,20 @@
 """``logit_bias``: a number added to the logits of chosen tokens."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from octavo.backends.base import Backend, LogitBias
 from octavo.sampling.row import SampleRow
 
 
-class LogitBias:
-    def wanted(self, row: SampleRow) -> bool:
-        return bool(row.params.logit_bias)
-
-    def apply(self, logits: np.ndarray, row: SampleRow) -> None:
-        for token_id, bias in (row.params.logit_bias or {}).items():
-            if 0 <= token_id < len(logits):
-                logits[token_id] += np.float32(bias)
+def bias_of(backend: Backend, rows: Sequence[SampleRow]) -> LogitBias | None:
+    """What these rows of logits gain; None: nothing."""
+    given = [row.params.logit_bias or {} for row in rows]
+    if not any(given):
+        return None
+    return LogitBias(
+        tokens=backend.tensor(np.array([token for bias in given for token in bias], np.int32)),
+        values=backend.tensor(np.array([value for bias in given for value in bias.values()], np.float32)),
+        starts=backend.tensor(np.cumsum([0, *map(len, given)]).astype(np.int32)),
+    )

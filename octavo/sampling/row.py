@@ -1,10 +1,6 @@
-"""``SampleRow``: one draw to make, and the ``Feature`` protocol by which a request's wishes change its row of logits.
-
-Everything a draw depends on is in its row, which is why no draw depends on the batch around it.
-"""
+"""``SampleRow``: one draw to make. Everything it depends on is in its row, so that no draw depends on the batch around it."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -31,25 +27,6 @@ class SampleRow:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_logprobs: int | None = None
     token_mask: np.ndarray | None = None
-
-
-class Feature(Protocol):
-    """Something a request can ask for that changes logits before the draw."""
-
-    def wanted(self, row: SampleRow) -> bool:
-        """Whether this draw needs ``apply``. Cheap: asked for every row of every step."""
-        ...
-
-    def apply(self, logits: np.ndarray, row: SampleRow) -> None:
-        """Change float32[V], the row's own copy of the logits, in place. Token ids outside the vocabulary are ignored."""
-        ...
-
-
-def ids_within(ids: tuple[int, ...] | list[int], vocab_size: int) -> np.ndarray:
-    """Those of ``ids`` that are token ids of a vocabulary of this size, as int64[*]."""
-    array = np.fromiter(ids, np.int64, len(ids))
-    inside: np.ndarray = array[(array >= 0) & (array < vocab_size)]
-    return inside
 
 
 def history_of(row: SampleRow) -> np.ndarray:

@@ -1,24 +1,24 @@
 """``Sampler``: logits -> tokens, for any mix of requests in one call.
 
-Owns the order of the features and the grouping that makes a feature nobody wants cost nothing. Knows nothing of sequences.
-The invariant: a draw depends on its own ``SampleRow`` and its own row of logits, never on the rest of the batch, bit for bit.
-Log-probabilities come from the model's logits as they were before any feature. A row that cannot be drawn from gives
-``INVALID_TOKEN`` and harms no other.
+Owns which ops a step's wishes need, so that a feature nobody wants costs nothing. Knows nothing of sequences. The order is that
+of vLLM: what is impossible, then what is shifted, then what is damped; temperature and the rest follow. The invariant: a draw
+depends on its own ``SampleRow`` and its own row of logits, never on the rest of the batch, bit for bit. Log-probabilities come
+from the model's logits as they were before any feature. A row that cannot be drawn from gives ``INVALID_TOKEN`` and harms no
+other.
 """
 
 from collections.abc import Sequence
-from itertools import compress
 
 import numpy as np
 
 from octavo.backends.base import Array, Backend
-from octavo.sampling.bad_words import BadWords
+from octavo.sampling.bad_words import banned
 from octavo.sampling.candidates import CandidateFinder, CandidateRow
-from octavo.sampling.logit_bias import LogitBias
-from octavo.sampling.min_tokens import MinTokens
+from octavo.sampling.logit_bias import bias_of
+from octavo.sampling.min_tokens import ends_too_early
 from octavo.sampling.penalties import penalties_of
-from octavo.sampling.row import Feature, SampleRow
-from octavo.sampling.token_mask import TokenMask, allowed_tokens
+from octavo.sampling.row import SampleRow
+from octavo.sampling.token_mask import allowed_tokens
 from octavo.sampling.verify import draft_rows, num_accepted
 from octavo.step import Candidates, TokenLogprobs
 
@@ -29,37 +29,18 @@ INVALID_TOKEN = -1
 at all. The sequence should end with finish reason "error"."""
 
 
-def features_in_order(eos_token_ids: tuple[int, ...]) -> tuple[Feature, ...]:
-    """The order of vLLM: what is impossible, then what is shifted, then what is damped; temperature and the rest follow.
-    ``TokenMask``, which comes before them, and penalties, which follow them, are part of a draw. What a mask removes no other
-    brings back."""
-    return BadWords(), MinTokens(eos_token_ids), LogitBias()
-
-
 class Sampler:
     """``eos_token_ids`` are the model's, for ``min_tokens``."""
 
     def __init__(self, backend: Backend, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._backend = backend
         self._vocab_size = vocab_size
-        self._features = features_in_order(eos_token_ids)
-        masked = TokenMask(), *self._features
-        self._candidates = CandidateFinder(backend, masked, (TokenMask(), *features_in_order(())))
+        self._eos_token_ids = eos_token_ids
+        self._candidates = CandidateFinder(backend, vocab_size, eos_token_ids)
 
     def __call__(self, logits: Array, rows: Sequence[SampleRow]) -> tuple[list[int], list[TokenLogprobs | None]]:
         """One token for each of ``rows``, drawn from float32[R, V] ``logits``, and its log-probabilities where asked for."""
-        tokens = [INVALID_TOKEN] * len(rows)
-        plain: list[int] = []
-        shaped: list[int] = []
-        for i, row in enumerate(rows):
-            (shaped if self._wants_feature(row) else plain).append(i)
-        if plain:
-            chosen = [rows[i] for i in plain]
-            for i, token in zip(plain, self._draw_plain(logits, chosen), strict=True):
-                tokens[i] = token
-        if shaped:
-            for i, token in zip(shaped, self._draw_shaped(logits, [rows[i] for i in shaped]), strict=True):
-                tokens[i] = token
+        tokens = self._draw(logits, rows) if rows else []
         return tokens, self._logprobs(logits, rows, tokens)
 
     def argmax(self, logits: Array) -> list[int]:
@@ -67,9 +48,13 @@ class Sampler:
         best: list[int] = self._on_host(self._backend.ops.argmax(logits)).tolist()
         return best
 
-    def allowed(self, masks: Sequence[np.ndarray | None]) -> Array | None:
-        """The token masks of so many rows as ops take them; None where there are none."""
-        words = allowed_tokens(masks, self._vocab_size)
+    def impossible(self, row: SampleRow) -> list[int]:
+        """The tokens that cannot be drawn, beside those of ``row.token_mask``."""
+        return [*banned(row), *ends_too_early(row, self._eos_token_ids)]
+
+    def allowed(self, masks: Sequence[np.ndarray | None], impossible: Sequence[Sequence[int]]) -> Array | None:
+        """What may be drawn from so many rows, as ops take it; None where that is everything."""
+        words = allowed_tokens(masks, impossible, self._vocab_size)
         return None if words is None else self._backend.tensor(words)
 
     def verify(self, logits: Array, first: SampleRow, drafts: Sequence[int]) -> tuple[list[int], list[TokenLogprobs | None]]:
@@ -95,45 +80,29 @@ class Sampler:
             found[i] = entry
         return found
 
-    def _wants_feature(self, row: SampleRow) -> bool:
-        return any(feature.wanted(row) for feature in self._features)
-
     def _sound_rows(self, logits: Array) -> list[bool]:
         """Rows from which a token can be drawn."""
         return [token >= 0 for token in self.argmax(logits)]
 
-    def _draw_plain(self, logits: Array, rows: list[SampleRow]) -> list[int]:
-        if all(row.params.greedy and row.token_mask is None and not row.params.has_penalties for row in rows):
+    def _draw(self, logits: Array, rows: Sequence[SampleRow]) -> list[int]:
+        params = [row.params for row in rows]
+        allowed = self.allowed([row.token_mask for row in rows], [self.impossible(row) for row in rows])
+        bias, penalties = bias_of(self._backend, rows), penalties_of(self._backend, rows)
+        if allowed is None and bias is None and penalties is None and all(p.greedy for p in params):
             # Branches that share a row of logits share its one argmax.
             best = self.argmax(logits)
             return [best[row.logits_row] for row in rows]
-        return self._sample(self._select(logits, [row.logits_row for row in rows]), rows)
-
-    def _draw_shaped(self, logits: Array, rows: list[SampleRow]) -> list[int]:
-        gathered = self._gather(logits, [row.logits_row for row in rows])
-        sound = self._sound_rows(gathered)
-        own = self._on_host(gathered)
-        if not own.flags.writeable:
-            own = own.copy()
-        for values, row in zip(compress(own, sound), compress(rows, sound), strict=True):
-            for feature in self._features:
-                if feature.wanted(row):
-                    feature.apply(values, row)
-        # What features make of an unsound row could look sound: it is left as it is.
-        return self._sample(self._backend.tensor(own), rows)
-
-    def _sample(self, logits: Array, rows: list[SampleRow]) -> list[int]:
-        params = [row.params for row in rows]
         drawn = self._backend.ops.sample(
-            logits,
+            self._select(logits, [row.logits_row for row in rows]),
             temperature=np.array([p.temperature for p in params], np.float32),
             top_k=np.array([p.top_k for p in params], np.int32),
             top_p=np.array([p.top_p for p in params], np.float32),
             min_p=np.array([p.min_p for p in params], np.float32),
             seeds=np.array([row.seed for row in rows], np.uint64),
             positions=np.array([row.position for row in rows], np.int64),
-            allowed=self.allowed([row.token_mask for row in rows]),
-            penalties=penalties_of(self._backend, rows),
+            allowed=allowed,
+            bias=bias,
+            penalties=penalties,
         )
         tokens: list[int] = self._on_host(drawn).tolist()
         return tokens

@@ -6,6 +6,7 @@ while that is computed.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -122,12 +123,27 @@ class ModelRunner:
         )
         work.greedy = all(map(_wants_argmax, plan.sequences))
         if work.greedy:
-            batch.allowed = self._sampler.allowed(_masks(plan))
+            batch.allowed = self._allowed(plan)
             work.one_each = all(len(seq.sample_rows) == 1 and not seq.num_drafts for seq in plan.sequences)
         work.every_row = any(seq.prompt_targets is not None for seq in plan.sequences)
         graph = self._greedy_graph if work.greedy else self._graph
         if graph and self._capacity and self._capacity.admits(batch) and not work.every_row:
             work.graph = graph
+
+    def _allowed(self, plan: SchedulerOutput) -> Array | None:
+        """What may be drawn from each row of logits of a greedy step. Where there is a grammar's mask there is one row, as a
+        draft would need one of its own."""
+        masks: list[Any] = []
+        impossible: list[Sequence[int]] = []
+        for seq in plan.sequences:
+            if not seq.sample_rows:
+                continue
+            masks.extend([seq.token_mask] * (1 + seq.num_drafts))
+            if seq.bad_words_token_ids or (seq.params and seq.params.min_tokens):
+                impossible.extend(map(self._sampler.impossible, _draws(seq, 0)[: 1 + seq.num_drafts]))
+            else:
+                impossible.extend([()] * (1 + seq.num_drafts))
+        return self._sampler.allowed(masks, impossible)
 
     def start(self, work: Work) -> None:
         """Begin, once the step before is finished. Errors are kept for ``finish``."""
@@ -290,11 +306,6 @@ def _wants_argmax(seq: ScheduledSequence) -> bool:
         return True
     plain = seq.params is not None and seq.params.plain_greedy
     return plain and seq.num_logprobs is None and not seq.num_candidates
-
-
-def _masks(plan: SchedulerOutput) -> list[Any]:
-    """Of each row that is sampled. Where there is a grammar's there is one row, as a draft would need one of its own."""
-    return [seq.token_mask for seq in plan.sequences if seq.sample_rows for _ in range(1 + seq.num_drafts)]
 
 
 def _draws(seq: ScheduledSequence, first: int) -> list[SampleRow]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.backends.base import Penalties
+from octavo.backends.base import LogitBias, Penalties
 from octavo.backends.reference import sampling
 from tests.ops.devices import ISAS, device, normal, oracle, same_bits, some_allowed
 
@@ -155,37 +155,67 @@ def _penalties(rng: np.random.Generator, rows: int, size: int) -> Penalties:
     )
 
 
+def _bias(rng: np.random.Generator, rows: int, size: int) -> LogitBias:
+    """Some rows have none, some a token twice, some one of no vocabulary."""
+    counts = rng.integers(0, 6, rows) * (rng.random(rows) < 0.8)
+    total = int(counts.sum())
+    return LogitBias(
+        tokens=rng.integers(-2, min(size, 30) + 2, total).astype(np.int32),
+        values=rng.choice(np.array([-100, -0.3, 0.7, 5], np.float32), total),
+        starts=np.cumsum([0, *counts]).astype(np.int32),
+    )
+
+
+def _wishes(seed: int, rows: int, size: int) -> list[dict[str, Any]]:
+    """All of them, each alone, and all together."""
+    rng = np.random.default_rng(seed)
+    allowed = some_allowed(seed, rows, size)
+    every = {"allowed": allowed, "bias": _bias(rng, rows, size), "penalties": _penalties(rng, rows, size)}
+    return [{}, *({name: wish} for name, wish in every.items()), every]
+
+
 @settings(max_examples=100)
 @given(size=SIZES, data=st.data())
-def test_penalties_are_the_oracles_bit_for_bit(size: int, data: st.DataObject) -> None:
+def test_adjusted_logits_are_the_oracles_bit_for_bit(size: int, data: st.DataObject) -> None:
     logits = make_logits(data, 7, size)
-    before, penalties = logits.copy(), _penalties(np.random.default_rng(size), 7, size)
-    changed = device("auto", "float32").ops.penalize(logits, penalties)
-    assert same_bits(changed, oracle("float32").ops.penalize(logits, penalties))
-    assert same_bits(logits, before)
+    before = logits.copy()
+    for wishes in _wishes(size, 7, size):
+        changed = device("auto", "float32").ops.adjust(logits, **wishes)
+        assert same_bits(changed, oracle("float32").ops.adjust(logits, **wishes))
+        assert same_bits(logits, before)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_draws_with_penalties_are_those_of_penalized_logits(isa: str) -> None:
+def test_draws_with_wishes_are_those_of_adjusted_logits(isa: str) -> None:
     logits = normal(4, 40, 300) * np.float32(3)
     logits[5, 7], logits[6, 8], logits[7, 9] = np.nan, np.inf, -np.inf
-    ops, penalties = device(isa, "float32").ops, _penalties(np.random.default_rng(5), 40, 300)
-    changed = ops.penalize(logits, penalties)
-    for values in ({"temperature": 0}, {"top_p": 0.9}, {"top_k": 5}):
-        columns = _columns(40, seeds=np.arange(40), **values)
-        for allowed in (None, some_allowed(6, 40, 300)):
-            drawn = ops.sample(logits, **columns, allowed=allowed, penalties=penalties)
-            np.testing.assert_array_equal(drawn, ops.sample(changed, **columns, allowed=allowed))
+    ops = device(isa, "float32").ops
+    for wishes in _wishes(5, 40, 300):
+        changed = ops.adjust(logits, **wishes)
+        for values in ({"temperature": 0}, {"top_p": 0.9}, {"top_k": 5}):
+            columns = _columns(40, seeds=np.arange(40), **values)
+            drawn = ops.sample(logits, **columns, **wishes)
+            np.testing.assert_array_equal(drawn, ops.sample(changed, **columns))
+            assert drawn[5] == drawn[6] == -1, "nothing is drawn from what no mask could have mended"
+
+
+def test_biases_of_tokens_that_are_not_there_are_refused() -> None:
+    logits, starts = normal(3, 2, 9), np.array([0, 1, 3], np.int32)
+    good, ops = LogitBias(np.zeros(3, np.int32), np.ones(3, np.float32), starts), device("auto", "float32").ops
+    assert ops.adjust(logits, bias=good).shape == (2, 9)
+    for name, bad in {"starts": [0, 4, 3], "tokens": [1, 2], "values": [1.0]}.items():
+        with pytest.raises(ValueError, match="bias"):
+            ops.adjust(logits, bias=replace(good, **{name: np.array(bad, getattr(good, name).dtype)}))
 
 
 def test_penalties_of_tokens_that_are_not_there_are_refused() -> None:
     logits, twice = normal(3, 2, 9), np.ones(2, np.float32)
     starts, outputs = np.array([0, 1, 3], np.int32), np.array([0, 2], np.int32)
     good, ops = Penalties(twice, twice, twice, np.zeros(3, np.int32), starts, outputs), device("auto", "float32").ops
-    assert ops.penalize(logits, good).shape == (2, 9)
+    assert ops.adjust(logits, penalties=good).shape == (2, 9)
     for name, bad in {"starts": [0, 1, 4], "outputs": [0, 0], "repetition": [1, 1, 1]}.items():
         with pytest.raises(ValueError, match="penalties"):
-            ops.penalize(logits, replace(good, **{name: np.array(bad, getattr(good, name).dtype)}))
+            ops.adjust(logits, penalties=replace(good, **{name: np.array(bad, getattr(good, name).dtype)}))
 
 
 def test_draws_have_the_distribution_of_the_logits() -> None:

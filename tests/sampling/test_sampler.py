@@ -169,35 +169,40 @@ def test_greedy_without_features_is_one_argmax_and_nothing_else() -> None:
     "options",
     [
         {"temperature": 1.0},
-        {"min_tokens": 2},
         {"logit_bias": {1: 2.0}},
-        {"bad_words": ["x"]},
         {"repetition_penalty": 1.1},
         {"presence_penalty": 0.1},
         {"frequency_penalty": 0.1},
     ],
 )
 def test_what_wants_more_than_an_argmax(options: dict[str, Any]) -> None:
-    assert SamplingParams(temperature=0.0, top_p=0.5, seed=3, allowed_token_ids=[1]).plain_greedy
+    masks: dict[str, Any] = {"allowed_token_ids": [1], "min_tokens": 2, "bad_words": ["x"]}
+    assert SamplingParams(temperature=0.0, top_p=0.5, seed=3, **masks).plain_greedy
     assert not SamplingParams(**{"temperature": 0.0, **options}).plain_greedy
 
 
-def test_features_run_only_for_the_rows_that_want_them() -> None:
-    seen: list[np.ndarray] = []
+def test_a_step_asks_for_no_more_than_its_rows_do() -> None:
+    """And brings no logits to the host."""
+    seen: list[set[str]] = []
 
-    class Watching(ReferenceBackend):
-        def to_host(self, array: np.ndarray) -> np.ndarray:
-            raise AssertionError("numpy arrays need no copy")
+    class Watching:
+        def sample(self, logits: np.ndarray, **columns: Any) -> Any:
+            seen.append({name for name in ("allowed", "bias", "penalties") if columns[name] is not None})
+            return BACKEND.ops.sample(logits, **columns)
 
-        def tensor(self, array: np.ndarray) -> np.ndarray:
-            seen.append(array)
-            return super().tensor(array)
-
-    backend: Any = Watching()
-    rows = [a_row(i, seed=i) for i in range(5)] + [a_row(5, logit_bias={3: 99.0})]
-    tokens, _ = Sampler(backend, VOCAB, EOS)(random_logits(6), rows)
-    assert tokens[5] == 3
-    assert [len(a) for a in seen if a.ndim == 2] == [1]
+    backend: Any = type("Backend", (), {"ops": Watching(), "tensor": BACKEND.tensor})()
+    plain, history = [a_row(i, seed=i) for i in range(5)], np.array([3], np.int32)
+    cases: list[tuple[dict[str, Any], set[str]]] = [
+        ({}, set()),
+        ({"logit_bias": {3: 99.0}}, {"bias"}),
+        ({"min_tokens": 2}, {"allowed"}),
+        ({"bad_words_token_ids": ((3, 4),)}, {"allowed"}),
+        ({"bad_words_token_ids": ((4, 3),)}, set()),
+        ({"presence_penalty": 0.5}, {"penalties"}),
+    ]
+    for options, asked in cases:
+        Sampler(backend, VOCAB, EOS)(random_logits(6), [*plain, a_row(5, history=history, **options)])
+        assert seen.pop() == asked, options
 
 
 def test_branches_draw_from_one_row_with_their_own_seeds() -> None:
@@ -263,7 +268,7 @@ def test_penalties_are_those_of_transformers() -> None:
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([history]), torch.from_numpy(logits.copy()))[0]
     row = a_row(repetition_penalty=1.7, history=np.array(history, np.int32), prompt_len=10)
     for backend in map(backend_named, ("reference", "cpu")):
-        assert np.array_equal(backend.ops.penalize(logits, penalties_of(backend, [row]))[0], expected.numpy())
+        assert np.array_equal(backend.ops.adjust(logits, penalties=penalties_of(backend, [row]))[0], expected.numpy())
 
 
 def test_lists_of_token_ids_hold_each_once() -> None:

@@ -3,11 +3,12 @@
 Knows the order of arguments and nothing else: checks, memory and threads are the native device's.
 """
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.backends.base import AttentionShape, Batch, Penalties
+from octavo.backends.base import AttentionShape, Batch, LogitBias, Penalties
 from octavo.backends.cpu.stacked import StackedWeight
 
 if TYPE_CHECKING:
@@ -89,8 +90,15 @@ class CpuOps:
     def copy_blocks(self, cache: Any, copies: Any) -> None:
         self._device.copy_blocks(cache.blocks, _pairs(copies.swap_out), _pairs(copies.swap_in), _pairs(copies.copy))
 
-    def penalize(self, logits: np.ndarray, penalties: Penalties) -> np.ndarray:
-        return self._device.penalize(logits, _columns(penalties))
+    def adjust(
+        self,
+        logits: np.ndarray,
+        *,
+        allowed: np.ndarray | None = None,
+        bias: LogitBias | None = None,
+        penalties: Penalties | None = None,
+    ) -> np.ndarray:
+        return self._device.adjust(logits, allowed, _columns(bias), _columns(penalties))
 
     def sample(
         self,
@@ -103,10 +111,11 @@ class CpuOps:
         seeds: np.ndarray,
         positions: np.ndarray,
         allowed: np.ndarray | None = None,
+        bias: LogitBias | None = None,
         penalties: Penalties | None = None,
     ) -> np.ndarray:
-        taken = None if penalties is None else _columns(penalties)
-        return self._device.sample(logits, temperature, top_k, top_p, min_p, seeds, positions, allowed, taken)
+        wishes = allowed, _columns(bias), _columns(penalties)
+        return self._device.sample(logits, temperature, top_k, top_p, min_p, seeds, positions, *wishes)
 
     def _native_shape(self, shape: AttentionShape) -> "_native.HeadShape":
         try:
@@ -116,9 +125,8 @@ class CpuOps:
             return made
 
 
-def _columns(penalties: Penalties) -> tuple[np.ndarray, ...]:
-    p = penalties
-    return p.repetition, p.frequency, p.presence, p.tokens, p.starts, p.outputs
+def _columns(record: LogitBias | Penalties | None) -> tuple[np.ndarray, ...] | None:
+    return None if record is None else tuple(getattr(record, field.name) for field in fields(record))
 
 
 def _pairs(pairs: Any) -> np.ndarray:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.backends.base import AttentionShape, Batch, Penalties
+from octavo.backends.base import AttentionShape, Batch, LogitBias, Penalties
 from octavo.backends.reference import integer, sampling
 
 
@@ -127,11 +127,23 @@ class ReferenceOps:
     def argmax(self, logits: np.ndarray) -> np.ndarray:
         return np.array([sampling.argmax(row) for row in logits], np.int32)
 
-    def penalize(self, logits: np.ndarray, penalties: Penalties) -> np.ndarray:
-        p, result = penalties, np.empty_like(logits)
-        for i, row in enumerate(logits):
-            tokens, output = p.tokens[p.starts[i] : p.starts[i + 1]], p.tokens[p.outputs[i] : p.starts[i + 1]]
-            result[i] = sampling.penalized(row, tokens, output, (p.repetition[i], p.frequency[i], p.presence[i]))
+    def adjust(
+        self,
+        logits: np.ndarray,
+        *,
+        allowed: np.ndarray | None = None,
+        bias: LogitBias | None = None,
+        penalties: Penalties | None = None,
+    ) -> np.ndarray:
+        result = logits.copy() if allowed is None else sampling.masked(logits, allowed)
+        for i in range(len(result)):
+            if (b := bias) is not None:
+                some = slice(b.starts[i], b.starts[i + 1])
+                result[i] = sampling.biased(result[i], b.tokens[some], b.values[some])
+            if (p := penalties) is not None:
+                tokens, output = p.tokens[p.starts[i] : p.starts[i + 1]], p.tokens[p.outputs[i] : p.starts[i + 1]]
+                own = p.repetition[i], p.frequency[i], p.presence[i]
+                result[i] = sampling.penalized(result[i], tokens, output, own)
         return result
 
     def sample(
@@ -145,13 +157,11 @@ class ReferenceOps:
         seeds: np.ndarray,
         positions: np.ndarray,
         allowed: np.ndarray | None = None,
+        bias: LogitBias | None = None,
         penalties: Penalties | None = None,
     ) -> np.ndarray:
-        if allowed is not None:
-            logits = sampling.masked(logits, allowed)
-        if penalties is not None:
-            logits = self.penalize(logits, penalties)
-        columns = zip(logits, temperature, top_k, top_p, min_p, seeds, positions, strict=True)
+        adjusted = self.adjust(logits, allowed=allowed, bias=bias, penalties=penalties)
+        columns = zip(adjusted, temperature, top_k, top_p, min_p, seeds, positions, strict=True)
         return np.array([sampling.draw(*column) for column in columns], np.int32)
 
     def top_logprobs(

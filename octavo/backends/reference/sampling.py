@@ -40,6 +40,15 @@ def masked(logits: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     return result
 
 
+def biased(logits: np.ndarray, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """float32[V] and what some of its tokens gain, one after the other."""
+    result = logits.copy()
+    for token, value in zip(tokens, values, strict=True):
+        if 0 <= token < len(logits):
+            result[token] += value
+    return result
+
+
 def penalized(logits: np.ndarray, tokens: np.ndarray, output: np.ndarray, penalties: tuple[float, float, float]) -> np.ndarray:
     """float32[V] after ``tokens``, the last of which are ``output``; penalties for repetition, frequency and presence."""
     repetition, frequency, presence = np.array(penalties, np.float32)
