@@ -24,7 +24,7 @@ from octavo.server import errors, openapi
 from octavo.server.app import build_app
 from octavo.server.engine_handle import EngineProcess
 from octavo.server.errors import ApiError
-from octavo.server.main import Started, load_frontend, start_engine
+from octavo.server.main import Started, load_served_model, start_engine
 from octavo.server.names import ModelNames
 from octavo.server.options import ServerOptions
 from octavo.server.request_log import Log
@@ -62,7 +62,7 @@ class Line(msgspec.Struct, frozen=True):
     method: str = "POST"
 
 
-class Response(msgspec.Struct, frozen=True):
+class LineAnswer(msgspec.Struct, frozen=True):
     status_code: int
     request_id: str
     body: msgspec.Raw
@@ -73,7 +73,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     custom_id: str | None
-    response: Response | None = None
+    response: LineAnswer | None = None
     error: Any = None
 
 
@@ -129,7 +129,7 @@ class Batch:
             self._ready.set_result(None)
 
     async def _load(self, started: "concurrent.futures.Future[Started]") -> None:
-        self._service.frontend = await load_frontend(started, self._supervisor)
+        self._service.served = await load_served_model(started, self._supervisor)
         self._service.status.text_ready()
         await self._ready
 
@@ -172,7 +172,7 @@ class Batch:
         request_id = os.urandom(16).hex()
         status, body = await self._call(app, line, request_id)
         failure = None if status == 200 else msgspec.json.decode(body)["error"]
-        response = Response(status, request_id, msgspec.Raw(body))
+        response = LineAnswer(status, request_id, msgspec.Raw(body))
         return Result(id=_new_id(), custom_id=line.custom_id, response=response, error=failure)
 
     async def _call(self, app: ASGIApp, line: Line, request_id: str) -> tuple[int, bytes]:

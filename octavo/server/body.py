@@ -16,7 +16,6 @@ from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope
 
 from octavo.server import aside, errors, faults, garbage
-from octavo.server.aside import MANY_BYTES
 from octavo.server.errors import ApiError
 from octavo.server.options import ServerOptions
 from octavo.server.status import Status
@@ -79,7 +78,9 @@ async def read(scope: Scope, receive: Receive, kind: type[T], options: ServerOpt
     """A request's body as ``kind`` and the warnings it deserves. Raises ``ApiError`` and ``ClientGone``."""
     pieces = await read_body(scope, receive, options, status)
     size = scope["state"]["body_bytes"] = sum(map(len, pieces))
-    value, unknown = await aside.run(size > MANY_BYTES, _decode_pieces, pieces, kind, options.max_json_depth, options.strict)
+    value, unknown = await aside.run(
+        size > aside.MANY_BYTES, _decode_pieces, pieces, kind, options.max_json_depth, options.strict
+    )
     return value, warn_unknown(unknown, strict=options.strict)
 
 

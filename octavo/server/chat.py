@@ -14,7 +14,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.server import aside, body, errors, params, sse, structured
-from octavo.server.aside import MANY_BYTES
 from octavo.server.call_grammar import check_calls
 from octavo.server.chat_plan import ChatPlan, call_format, plan_answer
 from octavo.server.chat_text import ChatText, TextDelta, TextPlan
@@ -35,7 +34,7 @@ from octavo.server.responses import (
     Delta,
     MadeToolCall,
 )
-from octavo.server.service import Frontend, Service
+from octavo.server.service import ServedModel, Service
 from octavo.server.tool_choice import Tools, read_tools
 from octavo.server.tools import Format
 from octavo.step import TokenLogprobs
@@ -62,13 +61,13 @@ class Chat:
     ) -> Response:
         """Generates what ``request`` asks for and answers in ``shape``; ``prefix`` begins the response's id."""
         service = self._service
-        frontend = service.loaded()
+        served = service.loaded()
         envelope = service.accept(http, request, prefix=prefix, warnings=warnings)
-        is_large = http.scope["state"]["body_bytes"] > MANY_BYTES
+        is_large = http.scope["state"]["body_bytes"] > aside.MANY_BYTES
         tools = await aside.run(is_large, read_tools, request)
-        written = call_format(tools, service.options, frontend.call_format)
-        template_kwargs = _template_kwargs(request, frontend)
-        envelope.warn(_without_effect(request, tools, written, frontend))
+        written = call_format(tools, service.options, served.call_format)
+        template_kwargs = _template_kwargs(request, served)
+        envelope.warn(_without_effect(request, tools, written, served))
         await service.check_form(request, http)
         prompt = await self._prompt(request, tools, template_kwargs, envelope)
         plan = await aside.run(is_large, self._plan, request, tools, written, prompt)
@@ -83,14 +82,8 @@ class Chat:
             structured_outputs=plan.structured_outputs,
             thinking=[plan.thinking],
         )
-        answer = shape(request, prompt, envelope, LogprobFormat.of(request, frontend.tokenizer), plan.text)
-        return await reply(
-            generation,
-            answer,
-            request,
-            receive=http.receive,
-            log=self._service.log,
-        )
+        answer = shape(request, prompt, envelope, LogprobFormat.of(request, served.tokenizer), plan.text)
+        return await reply(generation, answer, request, receive=http.receive)
 
     def _plan(self, request: ChatRequest, tools: Tools | None, written: Format | None, prompt: Prompt) -> ChatPlan:
         continued = _final_text(request) if request.continue_final_message else ""
@@ -128,27 +121,27 @@ class Chat:
         return Prompt(text, ids, offsets)
 
 
-def _template_kwargs(request: ChatRequest, frontend: Frontend) -> dict[str, Any] | None:
+def _template_kwargs(request: ChatRequest, served: ServedModel) -> dict[str, Any] | None:
     """``reasoning_effort`` is a variable of templates that have it."""
     effort, given = request.reasoning_effort, request.chat_template_kwargs
-    if effort is None or not _template_reads(frontend, "reasoning_effort", with_tools=bool(request.tools)):
+    if effort is None or not _template_reads(served, "reasoning_effort", with_tools=bool(request.tools)):
         return given
     return {"reasoning_effort": effort, **(given or {})}
 
 
-def _template_reads(frontend: Frontend, variable: str, *, with_tools: bool) -> bool:
-    template = frontend.tokenizer.chat_template
+def _template_reads(served: ServedModel, variable: str, *, with_tools: bool) -> bool:
+    template = served.tokenizer.chat_template
     return template is not None and template.reads(variable, with_tools=with_tools)
 
 
-def _without_effect(request: ChatRequest, tools: Tools | None, written: Format | None, frontend: Frontend) -> list[str]:
+def _without_effect(request: ChatRequest, tools: Tools | None, written: Format | None, served: ServedModel) -> list[str]:
     """A warning for each thing that the request asks for, that was taken, and that changes nothing."""
     found = []
-    if request.reasoning_effort is not None and not _template_reads(frontend, "reasoning_effort", with_tools=tools is not None):
+    if request.reasoning_effort is not None and not _template_reads(served, "reasoning_effort", with_tools=tools is not None):
         found.append("`reasoning_effort` has no effect: this model's chat template does not use it")
-    if tools is not None and not _template_reads(frontend, "tools", with_tools=True):
+    if tools is not None and not _template_reads(served, "tools", with_tools=True):
         found.append("this model's chat template does not show `tools` to the model")
-    if request.documents and not _template_reads(frontend, "documents", with_tools=tools is not None):
+    if request.documents and not _template_reads(served, "documents", with_tools=tools is not None):
         found.append("this model's chat template does not show `documents` to the model")
     strict = tools is not None and tools.choice == "auto" and any(function.strict for function in tools.functions)
     if strict and written is not None and written.grammar is None:

@@ -20,12 +20,12 @@ class TextPlan(msgspec.Struct, frozen=True, kw_only=True):
     """``splitter`` and ``parser`` begin reading an answer, None where there is nothing to find. ``max_calls``: further ones are
     dropped. ``reports_calls``: an answer with calls ends for the reason "tool_calls"."""
 
-    splitter: Callable[[], ReasoningSplitter] | None = None
-    parser: Callable[[], Parser] | None = None
-    include_reasoning: bool = True
-    max_calls: int | None = None
-    short_ids: bool = False
-    reports_calls: bool = False
+    splitter: Callable[[], ReasoningSplitter] | None
+    parser: Callable[[], Parser] | None
+    include_reasoning: bool
+    max_calls: int | None
+    short_ids: bool
+    reports_calls: bool
 
     @property
     def plain(self) -> bool:

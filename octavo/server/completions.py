@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from octavo.request import Thinking
 from octavo.server import aside, body, errors, params, sse, structured
-from octavo.server.aside import MANY_ENTRIES
 from octavo.server.errors import ApiError
 from octavo.server.generation import Prompt
 from octavo.server.logprobs import LogprobFormat, TextPlaces
@@ -32,6 +31,7 @@ from octavo.server.responses import (
 from octavo.server.service import Service
 from octavo.step import TokenLogprobs
 from octavo.structured.reasoning import LONGEST_TAIL, STYLES, text_leaves_open, thinking_in
+from octavo.tokenizer import Tokenizer
 
 
 class Completions:
@@ -43,16 +43,11 @@ class Completions:
     async def handle(self, http: HttpRequest) -> Response:
         service = self._service
         request, warnings = await body.read(http.scope, http.receive, CompletionRequest, service.options, service.status)
-        frontend = service.loaded()
+        served = service.loaded()
         envelope = service.accept(http, request, prefix="cmpl-", warnings=warnings)
         await service.check_form(request, http)
         prompts = await self._prompts(request)
-        answer = CompletionAnswer(
-            request,
-            prompts,
-            envelope,
-            LogprobFormat.of(request, frontend.tokenizer),
-        )
+        answer = CompletionAnswer(request, prompts, envelope, LogprobFormat.of(request, served.tokenizer))
         generation = await service.generation(
             answer.computed_request(),
             prompts,
@@ -64,28 +59,22 @@ class Completions:
         )
         if answer.prompt_only and answer.num_prompt_logprobs is None:
             return answer.echo_only()
-        return await reply(
-            generation,
-            answer,
-            request,
-            receive=http.receive,
-            log=self._service.log,
-        )
+        return await reply(generation, answer, request, receive=http.receive)
 
     async def _thinking(self, request: CompletionRequest, prompts: list[Prompt]) -> list[Thinking | None]:
         """How the outputs reason, if that is to be bounded, or if the prompt has begun it: a form of the text then waits for
         its end. Else a form holds from the first token on, because nothing is told apart here."""
-        style, frontend = self._service.options.reasoning_parser, self._service.loaded()
+        style, served = self._service.options.reasoning_parser, self._service.loaded()
         is_bounded = request.thinking_token_budget not in (None, -1)
         if style is None or not (is_bounded or structured.wanted(request) is not None):
             return [None] * len(prompts)
 
         def ways() -> list[Thinking | None]:
             tails = (prompt.token_ids[-LONGEST_TAIL:] for prompt in prompts)
-            found = [text_leaves_open(_decode(frontend.tokenizer, tail, frontend.limits.vocab_size)) for tail in tails]
+            found = [text_leaves_open(_decode(served.tokenizer, tail, served.limits.vocab_size)) for tail in tails]
             return [thinking_in(STYLES[style], inside=inside) if inside or is_bounded else None for inside in found]
 
-        is_much = sum(min(len(prompt.token_ids), LONGEST_TAIL) for prompt in prompts) > MANY_ENTRIES
+        is_much = sum(min(len(prompt.token_ids), LONGEST_TAIL) for prompt in prompts) > aside.MANY_ENTRIES
         return await aside.run(is_much, ways)
 
     async def _prompts(self, request: CompletionRequest) -> list[Prompt]:
@@ -106,13 +95,13 @@ class Completions:
             shown = list(texts)
         elif request.echo:
             tokenizer = self._service.loaded().tokenizer
-            is_much = sum(map(len, cut)) > MANY_ENTRIES
+            is_much = sum(map(len, cut)) > aside.MANY_ENTRIES
             shown = await aside.run(is_much, lambda: [_decode(tokenizer, token_ids, limits.vocab_size) for token_ids in cut])
         return [Prompt(*parts) for parts in zip(shown, cut, offsets, strict=True)]
 
 
-def _decode(tokenizer: Any, token_ids: list[int], vocab_size: int) -> str:
-    return str(tokenizer.decode([i for i in token_ids if i < vocab_size]))
+def _decode(tokenizer: Tokenizer, token_ids: list[int], vocab_size: int) -> str:
+    return tokenizer.decode([i for i in token_ids if i < vocab_size])
 
 
 def _is_long(prompt: Any, most: int) -> bool:
@@ -120,7 +109,7 @@ def _is_long(prompt: Any, most: int) -> bool:
     if not isinstance(prompt, list):
         return False
     lists = [item for item in prompt if isinstance(item, list)] if len(prompt) <= most else []
-    return len(prompt) + sum(map(len, lists)) > MANY_ENTRIES
+    return len(prompt) + sum(map(len, lists)) > aside.MANY_ENTRIES
 
 
 def split_prompts(prompt: Any, limit: int, strict: bool) -> tuple[list[str] | None, list[list[int]]]:

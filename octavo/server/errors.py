@@ -30,6 +30,8 @@ _TYPES = {
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
 }
+CLIENT_GONE = 499
+"""In place of a status, where nobody was left to read one."""
 _AT = re.compile(r" - at `(\$[^`]*)`$")
 _LONGEST_VALUE = 200
 

@@ -160,9 +160,9 @@ class _Snapshot:
 
     def _set_up(self, stats: EngineStats) -> Iterator[Metric]:
         """What routers multiply: the blocks and their size."""
-        if (frontend := self._service.frontend) is None:
+        if (served := self._service.served) is None:
             return
-        facts = {**frontend.cache_facts, "num_gpu_blocks": str(stats.blocks_total), "engine": self._values[1]}
+        facts = {**served.cache_facts, "num_gpu_blocks": str(stats.blocks_total), "engine": self._values[1]}
         cache = GaugeMetricFamily("vllm:cache_config_info", "How the KV cache is set up.", labels=list(facts))
         cache.add_metric(list(facts.values()), 1)
         yield cache

@@ -24,7 +24,6 @@ from octavo.server.service import Service
 
 PROBES = frozenset({"/health", "/ping", "/healthz/startup", "/healthz/ready", "/healthz/live"})
 _UNLOGGED = PROBES | {"/metrics"}
-_CLIENT_GONE = 499
 _ID = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_ID)
 
 
@@ -52,7 +51,7 @@ class Gate:
             with faults.asked_by(dict(scope["headers"]).get(faults.HEADER), enabled=self._options.inject_faults):
                 await self._app(scope, receive, passage.send)
         except ClientGone:
-            passage.status = _CLIENT_GONE
+            passage.status = errors.CLIENT_GONE
         except Exception as error:
             await self._refuse(passage, error)
         finally:
@@ -115,7 +114,7 @@ class Gate:
         finally:
             if passage.ticket is not None:
                 passage.ticket.leave(used)
-        status = passage.status or _CLIENT_GONE
+        status = passage.status or errors.CLIENT_GONE
         key = None if passage.client is None else passage.client.name
         if scope["path"] in _UNLOGGED:
             return

@@ -61,7 +61,7 @@ class Generation:
         self._requests = requests
         self._client = client
         self._metrics = metrics
-        self._log = log
+        self.log = log
         self._mailbox = Mailbox()
         self._closed = False
         self._failure: Exception | None = None
@@ -179,7 +179,7 @@ class Generation:
     def _process(self, delta: TokenDelta, now: float) -> list[ChoiceUpdate]:
         if delta.error is not None:
             error_id = os.urandom(6).hex()
-            self._log.error("engine_error", delta.error, request_id=self.record.request_id, error_id=error_id)
+            self.log.error("engine_error", message=delta.error, request_id=self.record.request_id, error_id=error_id)
             raise errors.internal(error_id)
         faults.point("detokenize")
         processor = self._processors[delta.request_id]

@@ -9,7 +9,6 @@ from starlette.responses import Response
 from starlette.types import Message, Receive
 
 from octavo.server import aside, body, errors
-from octavo.server.aside import MANY_BYTES
 from octavo.server.service import Service
 
 Handler = Callable[[HttpRequest], Awaitable[Response]]
@@ -26,7 +25,7 @@ class Invocations:
         """Raises ``ApiError`` 400 for a body that none of them takes."""
         service = self._service
         pieces = await body.read_body(http.scope, http.receive, service.options, service.status)
-        handler = await aside.run(sum(map(len, pieces)) > MANY_BYTES, self._choose, pieces)
+        handler = await aside.run(sum(map(len, pieces)) > aside.MANY_BYTES, self._choose, pieces)
         return await handler(HttpRequest(http.scope, _again(pieces, http.receive)))
 
     def _choose(self, pieces: list[bytes]) -> Handler:

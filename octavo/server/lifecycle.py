@@ -21,7 +21,7 @@ from octavo.server.engine_handle import EngineProcess
 from octavo.server.exit_codes import BAD_CONFIG, ENGINE_FAULT
 from octavo.server.http_server import make_server, wake_readers
 from octavo.server.listen import url_of
-from octavo.server.main import Started, load_frontend
+from octavo.server.main import Started, load_served_model
 from octavo.server.names import ModelNames
 from octavo.server.options import ServerOptions
 from octavo.server.request_log import Log, LogBridge
@@ -157,10 +157,10 @@ class Lifecycle:
     async def _load(self, started: "concurrent.futures.Future[Started]") -> None:
         """Until a request could be answered. Raises ``ConfigError`` when none ever will."""
         self._status.loading("finding the model", 0.0)
-        frontend = await load_frontend(started, self._supervisor)
+        served = await load_served_model(started, self._supervisor)
         if self._traces is not None:
             await asyncio.to_thread(self._traces.open, self._log)
-        self._service.frontend = frontend
+        self._service.served = served
         _settle_down()
         self._status.text_ready()
         ready, process = await self._engine_ready
@@ -233,8 +233,8 @@ class Lifecycle:
         return ENGINE_FAULT, f"{type(error).__name__}: {error}"
 
     def _close_grammars(self) -> None:
-        if self._service.frontend is not None:
-            self._service.frontend.grammars.close()
+        if self._service.served is not None:
+            self._service.served.grammars.close()
 
     async def _let_streams_end(self) -> None:
         deadline = time.monotonic() + _LAST_WORDS

@@ -22,7 +22,7 @@ from octavo.server.usage_log import UsageLog
 if TYPE_CHECKING:
     from octavo import build
     from octavo.server.engine_handle import EngineProcess
-    from octavo.server.service import Frontend
+    from octavo.server.service import ServedModel
     from octavo.server.supervisor import Supervisor
 
 Started: TypeAlias = "tuple[EngineProcess, EngineConfig]"
@@ -81,18 +81,18 @@ def start_engine(config: EngineConfig, *, inject_faults: bool = False) -> Starte
     return engine, found
 
 
-async def load_frontend(started: "concurrent.futures.Future[Started]", supervisor: "Supervisor") -> "Frontend":
+async def load_served_model(started: "concurrent.futures.Future[Started]", supervisor: "Supervisor") -> "ServedModel":
     """What the API process knows of the model, read while the engine process loads it. Raises ``ConfigError``."""
     import asyncio
 
-    from octavo.server.service import Frontend
+    from octavo.server.service import ServedModel
 
     engine, config = await asyncio.wrap_future(started)
     await supervisor.attach(engine, config)
     front = await asyncio.to_thread(_open_frontend, config)
     if config.pin_prefix:
         supervisor.pin(await asyncio.to_thread(_read_prefixes, config, front))
-    return Frontend.build(front, config)
+    return ServedModel.build(front, config)
 
 
 def _open_frontend(config: EngineConfig) -> "build.Frontend":

@@ -44,7 +44,4 @@ class PackedLogprobs(Sequence[TokenLogprobs]):
     def __getitem__(self, index: slice) -> list[TokenLogprobs]: ...
 
     def __getitem__(self, index: int | slice) -> TokenLogprobs | list[TokenLogprobs]:
-        if isinstance(index, slice):
-            return list(self)[index]
-        place = range(self._count)[index]
-        return _decoder.decode(self._pieces[place // PIECE])[place % PIECE]
+        return list(self)[index]

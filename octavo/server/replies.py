@@ -10,14 +10,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.server import aside, errors, faults, sse
-from octavo.server.aside import MANY_ENTRIES, WRITTEN_AT_ONCE
 from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
 from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.pacing import Pacer
 from octavo.server.protocol import SamplingFields, StreamOptions
-from octavo.server.request_log import Log
 from octavo.server.responses import Beam, Offsets, PromptTokensDetails, Usage
 
 
@@ -99,7 +97,7 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if len(self.body) <= WRITTEN_AT_ONCE:
+        if len(self.body) <= aside.WRITTEN_AT_ONCE:
             await super().__call__(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -134,14 +132,7 @@ class Answer(Protocol):
         """In place of everything that is left."""
 
 
-async def reply(
-    generation: Generation,
-    answer: Answer,
-    request: SamplingFields,
-    *,
-    receive: Receive,
-    log: Log,
-) -> Response:
+async def reply(generation: Generation, answer: Answer, request: SamplingFields, *, receive: Receive) -> Response:
     """Begins the generation and answers: with events, once the engine has taken it, or all at once."""
     generation.submit()
     if not request.stream:
@@ -152,7 +143,7 @@ async def reply(
     except Exception:
         generation.close()
         raise
-    events = _stream(answer, generation, log, interval=request.stream_interval)
+    events = _stream(answer, generation, interval=request.stream_interval)
     return sse.EventStream(events, generation.client_gone)
 
 
@@ -166,7 +157,7 @@ async def _whole(answer: Answer, generation: Generation) -> Response:
     record, asked = generation.record, generation.params
     alternatives = max(len(asked.logprob_token_ids or ()) or asked.logprobs or 0, asked.prompt_logprobs or 0)
     entries = (record.output_tokens + record.prompt_tokens) * (1 + alternatives)
-    return await aside.run(entries > MANY_ENTRIES, _put_together, answer)
+    return await aside.run(entries > aside.MANY_ENTRIES, _put_together, answer)
 
 
 def _put_together(answer: Answer) -> Response:
@@ -176,14 +167,16 @@ def _put_together(answer: Answer) -> Response:
     return response
 
 
-async def _stream(answer: Answer, generation: Generation, log: Log, *, interval: int | None) -> AsyncGenerator[bytes]:
+async def _stream(answer: Answer, generation: Generation, *, interval: int | None) -> AsyncGenerator[bytes]:
     """The events of an answer, for ``interval`` tokens each; when it fails, the error in place of the rest, because the status
     line is long gone."""
     may_be_much = generation.params.prompt_logprobs is not None
     try:
         async with contextlib.aclosing(_paced(generation, interval or 1)) as paced:
             async for updates in paced:
-                is_much = may_be_much and any(len(update.prompt_logprobs or ()) > MANY_ENTRIES // 20 for update in updates)
+                is_much = may_be_much and any(
+                    len(update.prompt_logprobs or ()) > aside.MANY_ENTRIES // 20 for update in updates
+                )
                 if piece := await aside.run(is_much, answer.events, updates):
                     faults.point("stream")
                     yield piece
@@ -192,7 +185,7 @@ async def _stream(answer: Answer, generation: Generation, log: Log, *, interval:
     except ClientGone:
         return
     except Exception as error:
-        yield answer.failure_events(errors.answer_to(error, log, generation.record.request_id))
+        yield answer.failure_events(errors.answer_to(error, generation.log, generation.record.request_id))
     finally:
         generation.close()
 

@@ -22,7 +22,6 @@ from octavo.request import Request, Thinking
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.server import aside, errors, faults, params, structured
 from octavo.server.accounting import RequestRecord, ServerMetrics
-from octavo.server.aside import MANY_ENTRIES
 from octavo.server.auth import Keyring
 from octavo.server.engine_client import EngineClient
 from octavo.server.errors import ApiError
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 _ID = re.compile(r"[\x21-\x7e]+")
 
 
-class Frontend(msgspec.Struct, frozen=True):
+class ServedModel(msgspec.Struct, frozen=True):
     """What the API process knows of the model."""
 
     tokenizer: Tokenizer
@@ -55,13 +54,13 @@ class Frontend(msgspec.Struct, frozen=True):
     limits: ModelLimits
     fingerprint: str
     grammars: GrammarChecker
-    cache_facts: dict[str, str] = {}
+    cache_facts: dict[str, str]
     """How the KV cache is set up, for /metrics."""
-    call_format: str | None = None
+    call_format: str | None
     """How the model writes calls of tools, where its chat template leaves no doubt."""
 
     @staticmethod
-    def build(front: "build.Frontend", config: EngineConfig) -> "Frontend":
+    def build(front: "build.Frontend", config: EngineConfig) -> "ServedModel":
         tokenizer, model = front.tokenizer, front.model_config
         limits = ModelLimits(
             vocab_size=model.vocab_size,
@@ -80,13 +79,13 @@ class Frontend(msgspec.Struct, frozen=True):
             "cache_dtype": config.kv_cache_dtype,
             "enable_prefix_caching": str(config.enable_prefix_caching and config.kv_allocation == "paged"),
         }
-        return Frontend(
+        return ServedModel(
             tokenizer, TextEncoder(tokenizer), limits, fingerprint, GrammarChecker(front.vocabulary), cache_facts, calls
         )
 
 
 class Service:
-    """One server. ``frontend`` is None until the tokenizer has been read. ``answering``: requests that generate and have not
+    """One server. ``served`` is None until the tokenizer has been read. ``answering``: requests that generate and have not
     been answered to the end."""
 
     def __init__(
@@ -97,7 +96,7 @@ class Service:
         client: EngineClient,
         status: Status,
         log: Log,
-        frontend: Frontend | None = None,
+        served: ServedModel | None = None,
         keys: Keyring | None = None,
         usage_log: UsageLog | None = None,
         traces: Traces | None = None,
@@ -111,18 +110,18 @@ class Service:
         self.client = client
         self.status = status
         self.log = log
-        self.frontend = frontend
+        self.served = served
         self.metrics = ServerMetrics()
         self.created = int(time.time())
         self.answering = 0
 
-    def loaded(self) -> Frontend:
-        """The frontend. Raises ``ApiError`` 503 while the server cannot take a request."""
+    def loaded(self) -> ServedModel:
+        """The served model. Raises ``ApiError`` 503 while the server cannot take a request."""
         if self.status.draining:
             raise errors.draining()
-        if self.frontend is None or not self.status.engine_up:
+        if self.served is None or not self.status.engine_up:
             raise errors.not_ready(self.status.phase)
-        return self.frontend
+        return self.served
 
     def model_name(self, asked: str | None) -> str:
         """The served name. Raises ``ApiError`` 404 for a model that is not here."""
@@ -145,7 +144,7 @@ class Service:
     ) -> Envelope:
         """What every part of the answer says. Raises ``ApiError`` for a request that cannot be honoured, before anything is
         built for it."""
-        frontend = self.loaded()
+        served = self.loaded()
         model = self.model_name(request.model)
         if (priority := http.headers.get("x-vllm-priority")) is not None:
             request.priority = params.priority_of(priority)
@@ -153,13 +152,13 @@ class Service:
         if self.options.enable_force_include_usage and request.stream:
             asked = request.stream_options or StreamOptions()
             request.stream_options = msgspec.structs.replace(asked, include_usage=True, continuous_usage_stats=True)
-        params.check_combinations(request, frontend.limits, strict=self.options.strict)
+        params.check_combinations(request, served.limits, strict=self.options.strict)
         return Envelope(
             id=self.request_id(http, prefix, request.request_id),
             created=int(time.time()),
             model=model,
-            fingerprint=frontend.fingerprint,
-            warnings=[*warnings, *params.without_effect(request, frontend.limits)] or msgspec.UNSET,
+            fingerprint=served.fingerprint,
+            warnings=[*warnings, *params.without_effect(request, served.limits)] or msgspec.UNSET,
             cached_details=self.options.enable_prompt_tokens_details,
         )
 
@@ -176,18 +175,18 @@ class Service:
     async def encode_prompts(self, texts: Sequence[str], request: SamplingFields, *, special: bool) -> list[list[int]]:
         """Token ids of each text, cut where the request says so. Raises ``ApiError`` for one that cannot fit."""
         faults.point("tokenize")
-        frontend = self.loaded()
-        limit = frontend.limits.max_model_len if request.truncate_prompt_tokens is None else None
-        found = await frontend.encoder.encode(texts, add_special_tokens=special, limit=limit)
-        return [params.truncated(token_ids, request, frontend.limits) for token_ids in found]
+        served = self.loaded()
+        limit = served.limits.max_model_len if request.truncate_prompt_tokens is None else None
+        found = await served.encoder.encode(texts, add_special_tokens=special, limit=limit)
+        return [params.truncated(token_ids, request, served.limits) for token_ids in found]
 
     async def prompt_offsets(
         self, texts: Sequence[str], request: SamplingFields, *, special: bool
     ) -> list[list[tuple[int, int]]]:
         """The characters of each token that ``encode_prompts`` gave."""
-        frontend = self.loaded()
-        found = await frontend.encoder.offsets(texts, add_special_tokens=special)
-        return [params.truncated(offsets, request, frontend.limits) for offsets in found]
+        served = self.loaded()
+        found = await served.encoder.offsets(texts, add_special_tokens=special)
+        return [params.truncated(offsets, request, served.limits) for offsets in found]
 
     async def render(
         self,
@@ -244,14 +243,14 @@ class Service:
         """Everything checked and ready to submit. ``thinking`` has an entry for each prompt. ``structured_outputs`` go before
         what the request itself asks its text to be. ``prompt_only``: see ``Generation``. Raises ``ApiError`` or
         ``ParameterError``."""
-        frontend = self.loaded()
+        served = self.loaded()
         arrival = http.scope["state"]["arrival"]
 
         def engine_requests() -> list[Request]:
             asked = functools.partial(self._engine_request, request, http, prompt_logprobs, structured_outputs)
             return [asked(prompt, thought) for prompt, thought in zip(prompts, thinking, strict=True)]
 
-        requests = await aside.run(params.size(request) * len(prompts) > MANY_ENTRIES, engine_requests)
+        requests = await aside.run(params.size(request) * len(prompts) > aside.MANY_ENTRIES, engine_requests)
         model = self.model_name(request.model)
         operation = "chat" if isinstance(request, ChatRequest) else "text_completion"
         record = RequestRecord(
@@ -260,7 +259,7 @@ class Service:
         generation = Generation(
             requests,
             client=self.client,
-            tokenizer=frontend.tokenizer,
+            tokenizer=served.tokenizer,
             metrics=self.metrics,
             record=record,
             log=self.log,
@@ -281,10 +280,10 @@ class Service:
         thinking: Thinking | None,
     ) -> Request:
         """The engine's ids are its own: two clients may send the same id."""
-        frontend, client = self.loaded(), http.scope["state"]["client"]
-        params.check_prompt(prompt.token_ids, frontend.limits)
+        served, client = self.loaded(), http.scope["state"]["client"]
+        params.check_prompt(prompt.token_ids, served.limits)
         sampling = params.build(
-            request, prompt_length=len(prompt.token_ids), limits=frontend.limits, prompt_logprobs=prompt_logprobs
+            request, prompt_length=len(prompt.token_ids), limits=served.limits, prompt_logprobs=prompt_logprobs
         )
         if structured_outputs is not None:
             sampling = msgspec.structs.replace(sampling, structured_outputs=structured_outputs)
@@ -300,6 +299,6 @@ class Service:
             priority=client.priority(request.priority),
             cache_scope=client.cache_scope(request.cache_salt or ""),
             tenant=client.name or "",
-            bad_words_token_ids=frontend.tokenizer.bad_words_ids(bad_words) if bad_words else (),
+            bad_words_token_ids=served.tokenizer.bad_words_ids(bad_words) if bad_words else (),
             thinking=thinking if sampling.is_confined else None,
         )

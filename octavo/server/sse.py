@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.server import aside
-from octavo.server.aside import WRITTEN_AT_ONCE
 from octavo.server.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
@@ -87,7 +86,7 @@ class EventStream(Response):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 write_part = scope.get("state", {}).get("write_part", _nowhere)
                 async for piece in self._events:
-                    if len(piece) <= WRITTEN_AT_ONCE and write_part(piece):
+                    if len(piece) <= aside.WRITTEN_AT_ONCE and write_part(piece):
                         continue
                     async for part in aside.slices(piece):
                         await send({"type": "http.response.body", "body": part, "more_body": True})

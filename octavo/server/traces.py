@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from octavo import __version__
 from octavo.config import ConfigError
 from octavo.sampling_params import SamplingParams
+from octavo.server import errors
 from octavo.server.accounting import RequestRecord
 from octavo.server.request_log import Log
 from octavo.server_url import server_url
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 _PARENT_HEADERS = (b"traceparent", b"tracestate")
-_CLIENT_GONE = 499
 
 
 class Traces:
@@ -95,7 +95,7 @@ class Traces:
             attributes=attributes,
             start_time=begun,
         )
-        if error is not None and status != _CLIENT_GONE and not 400 <= status < 500:
+        if error is not None and status != errors.CLIENT_GONE and not 400 <= status < 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end(end_time=begun + int(seconds * 1e9))
         context = span.get_span_context()

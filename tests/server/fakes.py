@@ -20,7 +20,7 @@ from octavo.server.engine_client import Mailbox
 from octavo.server.names import ModelNames
 from octavo.server.options import ServerOptions
 from octavo.server.request_log import Log
-from octavo.server.service import Frontend, Service
+from octavo.server.service import ServedModel, Service
 from octavo.server.status import Status
 from octavo.step import TokenLogprobs
 from octavo.tokenizer import Tokenizer
@@ -206,15 +206,15 @@ class Bench:
         self.log = io.StringIO()
         model = msgspec.structs.replace(MODEL, vocab_size=vocab_size())
         front = build.Frontend(self.tokenizer, model, context, model.vocab_size)
-        frontend = Frontend.build(front, EngineConfig(model="tiny", **config))
-        self.frontend = msgspec.structs.replace(frontend, fingerprint="octavo-test")
+        served = ServedModel.build(front, EngineConfig(model="tiny", **config))
+        self.served = msgspec.structs.replace(served, fingerprint="octavo-test")
         self.service = Service(
             options=options or ServerOptions(),
             names=ModelNames(("tiny", "alias"), frozenset({"/secret/tiny"})),
             client=self.engine,
             status=self.status,
             log=Log(self.log, as_json=True),
-            frontend=self.frontend,
+            served=self.served,
         )
         self.app = build_app(self.service)
 

@@ -276,13 +276,13 @@ def test_not_loaded_and_draining(bench: Bench) -> None:
 
 def test_ready_means_that_a_request_would_be_taken(bench: Bench) -> None:
     """The engine may be up before the tokenizer is read."""
-    frontend, bench.service.frontend, bench.status.text_up = bench.service.frontend, None, False
+    served, bench.service.served, bench.status.text_up = bench.service.served, None, False
     bench.status.up()
     for path in ("/health", "/healthz/ready", "/v1/models"):
         status, _, body = bench.call("GET", path)
         assert status == 503 and b"read tokenizer" in body, body
     assert bench.call("POST", COMPLETIONS, {"prompt": "a"})[0] == 503
-    bench.service.frontend = frontend
+    bench.service.served = served
     bench.status.text_ready()
     assert json.loads(bench.call("GET", "/healthz/live")[2])["phase"] == "ready"
     assert bench.call("GET", "/healthz/ready")[0] == bench.call("POST", COMPLETIONS, {"prompt": "a"})[0] == 200

@@ -56,7 +56,7 @@ def test_every_sampling_field_arrives(bench: Bench) -> None:
 
 def test_logit_bias_is_clamped_and_top_k_too(bench: Bench) -> None:
     assert asked(bench, logit_bias={"5": 500, "6": -500, "7": 1.5}).logit_bias == {5: 100.0, 6: -100.0, 7: 1.5}
-    assert asked(bench, top_k=2**31 - 1).top_k == bench.frontend.limits.vocab_size
+    assert asked(bench, top_k=2**31 - 1).top_k == bench.served.limits.vocab_size
 
 
 def test_greedy_n_is_accepted(bench: Bench) -> None:

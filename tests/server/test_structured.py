@@ -73,7 +73,7 @@ def test_every_way_to_ask(bench: Bench, path: str) -> None:
         status, answer = bench.post(path, **subject(path), **fields)
         assert status == 200, answer
         assert bench.engine.requests[-1].params.structured_outputs == wanted, fields
-    bench.frontend.grammars.close()
+    bench.served.grammars.close()
 
 
 def nested(schema: Any) -> Any:
@@ -127,7 +127,7 @@ def test_every_way_to_be_refused(bench: Bench, path: str) -> None:
     assert not bench.engine.requests
     status, _ = bench.post(path, **subject(path), guided_regex="ok")
     assert status == 200, "the process that a grammar ended has a successor"
-    bench.frontend.grammars.close()
+    bench.served.grammars.close()
 
 
 def test_the_official_client(server: RunningServer) -> None:
@@ -214,7 +214,7 @@ def test_bad_structural_tags_are_refused_by_path(bench: Bench) -> None:
             assert (error["code"], error["param"]) == (400, name + path), error
             assert words in error["message"], error
     assert not bench.engine.requests
-    bench.frontend.grammars.close()
+    bench.served.grammars.close()
 
 
 def test_tags_in_chats_streamed_and_not(server: RunningServer) -> None:

@@ -580,7 +580,14 @@ def test_a_stream_joined_is_the_whole_answer(
     pieces: list[str], parser: int, style: str | None, max_calls: int | None, shift: int
 ) -> None:
     splitter = None if style is None else (lambda: ReasoningSplitter(STYLES[style], inside=None))
-    plan = TextPlan(splitter=splitter, parser=PARSER_CHOICES[parser], max_calls=max_calls)
+    plan = TextPlan(
+        splitter=splitter,
+        parser=PARSER_CHOICES[parser],
+        include_reasoning=True,
+        max_calls=max_calls,
+        short_ids=False,
+        reports_calls=False,
+    )
     text = "".join(pieces)
     cuts = [text[i : i + shift] for i in range(0, len(text), shift)]
     assert joined(plan, [text]) == joined(plan, pieces) == joined(plan, cuts)

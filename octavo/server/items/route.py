@@ -7,7 +7,6 @@ from starlette.responses import Response
 
 from octavo.sampling_params import ParameterError
 from octavo.server import aside, body, errors
-from octavo.server.aside import MANY_BYTES
 from octavo.server.chat import Chat
 from octavo.server.items import conversation
 from octavo.server.items.answer import ItemsAnswer
@@ -26,7 +25,7 @@ class Items:
         """Raises ``ApiError`` in the names of this body's fields."""
         service = self._service
         asked, warnings = await body.read(http.scope, http.receive, ResponsesRequest, service.options, service.status)
-        is_large = http.scope["state"]["body_bytes"] > MANY_BYTES
+        is_large = http.scope["state"]["body_bytes"] > aside.MANY_BYTES
         limits = service.loaded().limits
         request = await aside.run(is_large, conversation.chat_request, asked, max_model_len=limits.max_model_len)
         try:
