@@ -40,7 +40,7 @@ from octavo.server.tools import Format
 from octavo.step import TokenLogprobs
 
 MAX_DOCUMENTS = 1024
-"""Their size is that of the body, and of what a template may write, at the most."""
+"""How many. How long they are is bounded by the limit of the body and of what a template may write."""
 Shape: TypeAlias = Callable[[ChatRequest, Prompt, Envelope, LogprobFormat, TextPlan], Answer]
 """What begins an answer in the form of one of the APIs."""
 
@@ -183,6 +183,7 @@ class ChatAnswer:
             self._parts[update.index].append(update)
 
     def forget(self) -> None:
+        # One by one, unlike ``aside.forget``: each may hold many log-probabilities, and one statement frees without a pause.
         for parts in self._parts:
             while parts:
                 parts.pop()

@@ -198,6 +198,7 @@ class CompletionAnswer:
             self._parts[update.index].append(update)
 
     def forget(self) -> None:
+        # One by one, unlike ``aside.forget``: each may hold many log-probabilities, and one statement frees without a pause.
         for parts in self._parts:
             while parts:
                 parts.pop()

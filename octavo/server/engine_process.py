@@ -181,7 +181,7 @@ class Pulse:
         self._seen = 0
 
     def follow(self, progress: Callable[[], int]) -> None:
-        """``progress`` changes whenever it does."""
+        """Watch this from now on: a number that changes whenever the computation advances."""
         self._progress = progress
 
     def beat(self) -> None:

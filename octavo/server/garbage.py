@@ -1,8 +1,8 @@
 """When this process looks for unreachable cycles: a few objects at a time, and everything only while no request is answered.
 
 A collection keeps the event loop waiting, wherever it runs, for as long as it takes to visit what it looks at. So what stays
-for good is never visited, and what a busy server makes is looked through when it is at rest, or at the last when it has
-become much: then a full collection takes milliseconds, and memory stays bounded.
+for good is never visited, and what a busy server makes is looked through when it is at rest or, at the latest, when there is
+much of it: then a full collection takes milliseconds, and memory stays bounded.
 """
 
 import asyncio

@@ -167,7 +167,8 @@ class Lane:
         return max(1, math.ceil((self._count + 1) * self._pace))
 
     def close(self) -> None:
-        """What waits is still asked, of whoever answers, and so told in turn."""
+        """Takes no more questions. Those that wait are still put to the process; it is closed, so each ends with
+        ``ProcessClosed``."""
         with self._lock:
             self._closed = True
         self._thread.shutdown(wait=False)

@@ -24,7 +24,7 @@ READ_AGAIN = signal.SIGHUP
 
 
 def end_when_asked() -> None:
-    """Until something else is made of ``STOP``, it ends this process at once, as asked for; of ``READ_AGAIN``, nothing is."""
+    """Until other handlers are set, ``STOP`` ends this process at once with status 0, and ``READ_AGAIN`` is ignored."""
     for number in STOP:
         signal.signal(number, lambda *_: os._exit(0))
     signal.signal(READ_AGAIN, signal.SIG_IGN)

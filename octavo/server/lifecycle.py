@@ -136,7 +136,7 @@ class Lifecycle:
         self._stop.set()
 
     def _read_again(self) -> None:
-        """What may change while serving: the keys, and where the usage log is. Neither waits for the other to be right."""
+        """Reads the keys again and opens the usage log again; a failure of one does not keep the other from being done."""
         if self._options.api_keys_file is None and self._usage_log is None:
             self._log.info("reload", "there is neither a keys file nor a usage log to open again")
         if self._options.api_keys_file is not None:

@@ -125,6 +125,7 @@ OPERATIONS = (
 _REFUSALS = {
     400: "The body, or a field of it, is not what the route takes.",
     401: "A key is needed.",
+    403: "Not with this key, or not from this web page.",
     404: "There is no such model.",
     408: "The body did not come in time.",
     413: "The body is too large.",
@@ -134,7 +135,7 @@ _REFUSALS = {
     500: "An error of the server's, with an id that its log knows.",
     503: "Not now: loading, full, or shutting down. `Retry-After` says when.",
 }
-_WITHOUT_BODY = (400, 401, 429, 431, 500, 503)
+_WITHOUT_BODY = (400, 401, 403, 429, 431, 500, 503)
 
 _FRACTION: Schema = {"minimum": 0, "maximum": 1}
 _PENALTY: Schema = {"minimum": -2, "maximum": 2}
@@ -255,7 +256,8 @@ def _operation(operation: Operation, by_type: Mapping[Any, Schema]) -> Schema:
 def _refusals(operation: Operation, error: Schema) -> Schema:
     if operation.probe:  # a probe says what is the matter in words of its own
         either = {"anyOf": [error, {"type": "object"}]}
-        return {"503": {"description": "Not now.", "content": {JSON: {"schema": either}}}, **_refused((400, 431), error)}
+        page = (403,) if operation.method == "post" else ()  # a web page of another name
+        return {"503": {"description": "Not now.", "content": {JSON: {"schema": either}}}, **_refused((400, *page, 431), error)}
     codes = tuple(_REFUSALS) if operation.takes is not None else _WITHOUT_BODY
     return _refused(codes if 404 in codes or not _path_names(operation) else (*codes, 404), error)
 

@@ -69,7 +69,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_json_depth: Annotated[int, Meta(ge=8, le=512, description="deepest nesting of a request body")] = 64
     max_messages: Annotated[int, Meta(ge=1, description="most messages in a chat, and calls in one of them")] = 2048
     max_prompts: Annotated[int, Meta(ge=1, description="most prompts in a completion request")] = 64
-    write_timeout: Annotated[float, Meta(gt=0, description="seconds that a client may take to read what was sent")] = 60.0
+    write_timeout: Annotated[float, Meta(gt=0, description="seconds that a client may read nothing of what was sent")] = 60.0
     read_timeout: Annotated[
         float, Meta(gt=0, description="seconds that a client may take to send headers, or pause in a body")
     ] = 30.0

@@ -279,7 +279,7 @@ def _searching(request: CompletionRequest | ChatRequest) -> dict[str, Any]:
 
 
 def size(request: CompletionRequest | ChatRequest) -> int:
-    """About how much there is to look at in a request, its prompts aside, in entries of a list. Banned words are encoded."""
+    """Roughly how many list entries a request has besides its prompts; a banned word counts as 64, because it is tokenized."""
     lists = (request.logit_bias, request.allowed_token_ids, request.stop_token_ids)
     return 16 + sum(len(given) for given in lists if given is not None) + 64 * len(request.bad_words or ())
 

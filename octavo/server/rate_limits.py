@@ -14,7 +14,7 @@ from octavo.server.keys import Key
 
 
 class Bucket:
-    """``per_minute`` units, None for without end."""
+    """``per_minute`` units. None: no limit."""
 
     def __init__(self, per_minute: int | None, clock: Callable[[], float]) -> None:
         self._capacity = math.inf if per_minute is None else float(per_minute)
@@ -34,7 +34,7 @@ class Bucket:
         self._level = self.level - amount
 
     def wait(self, amount: float) -> float:
-        """Seconds until ``amount`` would be there, were there room for it: what is beyond the room is taken before that."""
+        """Seconds until the bucket would hold ``amount``, even if that is more than it can hold."""
         lacking = amount - self.level
         return 0.0 if lacking <= 0 else lacking * 60 / self._capacity
 

@@ -2,8 +2,8 @@
 
 Starts the process, sends it the configuration, hands its messages on and, when it dies or is stuck, tells the running streams,
 starts another and submits again what had no token yet. Gives up for a configuration that cannot work, after three crashes
-in a minute, of which a process that cannot be started is one, and for an error of its own. Knows nothing of HTTP or text; the
-engine's end of every promise about crashes is kept here.
+in a minute, of which a process that cannot be started is one, and for an error of its own. Knows nothing of HTTP or text.
+What clients are promised when an engine dies (decision 0021) is kept here.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ from octavo.server.wire import (
 WATCH_INTERVAL = 1.0
 """Seconds between two looks at the engine."""
 LOOKS = 3
-"""So often in a row an engine is seen silent for too long before it is replaced: who was not run either, as when the machine
-slept, must not judge by the clock alone."""
+"""Looks in a row that must find the engine silent before it is replaced. One is not enough: after the machine slept, this
+process has missed the same time."""
 CRASHES = 3
 CRASH_WINDOW = 60.0
 RETRY_SECONDS = 10.0

@@ -146,13 +146,23 @@ def test_large_headers_are_named(impatient: RunningServer, data: bytes) -> None:
     assert error["code"] == 431 and "4096 bytes" in error["message"]
 
 
-@pytest.mark.parametrize("begin", [b"GET /", b"GET / HTTP/1.1\r\nx-", b"GET / HTTP/1.1\r\nx-long: "])
-def test_a_header_that_never_ends_is_cut_off(impatient: RunningServer, begin: bytes) -> None:
-    sock, sent = connect(impatient, begin), 0
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"GET /", b"a"),
+        (b"GET / HTTP/1.1\r\nx-", b"a"),
+        (b"GET / HTTP/1.1\r\nx-long: ", b"a"),
+        (b"GET / HTTP/1.1\r\n", b"x-more: " + b"a" * 1000 + b"\r\n"),
+    ],
+    ids=["path", "name", "value", "many"],
+)
+def test_headers_that_never_end_are_cut_off(impatient: RunningServer, begin: bytes, more: bytes) -> None:
+    sock, sent, piece = connect(impatient, begin), 0, more * (65536 // len(more))
     with contextlib.suppress(OSError):
         while sent < 64 << 20:
-            sent += sock.send(b"a" * 65536)
-        pytest.fail("a header without end was taken")
+            sent += len(piece)
+            sock.sendall(piece)
+        pytest.fail("headers without end were taken")
     assert sent < 32 << 20
     assert impatient.metric("octavo_ready") == 1
 

@@ -1,4 +1,4 @@
-"""The keys file: reading it, roles, limits, tenants of the prefix cache, the books, and reading it again."""
+"""Keys: who needs one; the file, roles, limits, tenants of the prefix cache, the books, and reading files again."""
 
 import asyncio
 import json
@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import openai
 import pytest
 
 from octavo.cli import main
@@ -25,6 +26,7 @@ from octavo.server import errors
 from octavo.server.app import build_app
 from octavo.server.auth import Client, Keyring
 from octavo.server.errors import ApiError, busy
+from octavo.server.gate import PROBES
 from octavo.server.keys import Key, KeysFile, add_key, digest_of, read_keys
 from octavo.server.options import ServerOptions
 from octavo.server.rate_limits import KeyLimits
@@ -185,6 +187,46 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_file_opens_hosts_to_others(tmp_path: Path) -> None:
     ServerOptions(host="0.0.0.0", api_keys_file=str(tmp_path)).check()
+
+
+# ------------------------------------------------------------------------------------------------------------- who needs a key
+
+
+def test_everything_but_the_probes_needs_a_key(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ServerOptions(api_key=("one", "two")))
+    status, headers, body = bench.call("GET", "/v1/models")
+    assert status == 401 and headers["www-authenticate"] == "Bearer" and error_of(status, body)["type"] == "AuthenticationError"
+    for path in ("/metrics", "/tokenize", "/nothing", "/v1/../health", "/metrics/", "/health//", "/health\n"):
+        assert bench.call("GET", path)[0] == 401
+    assert bench.call("OPTIONS", "/v1/models")[0] == 401
+    assert all(bench.call("GET", path)[0] != 401 for path in PROBES)
+    assert bench.call("GET", "/v1/models", headers={"authorization": "Bearer two"})[0] == 200
+
+
+def test_the_keyring() -> None:
+    ring = Keyring(("s3cret", "ключ"))
+    assert ring.identify(b"Bearer s3cret") and ring.identify(b"bearer s3cret") and ring.identify("Bearer ключ".encode())
+    for wrong in (None, b"", b"s3cret", b"Bearer", b"Bearer ", b"Bearer s3cre", b"Basic s3cret", b"Bearer s3cret2"):
+        assert not ring.identify(wrong)
+    assert Keyring(()).identify(None)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org"])
+def test_open_hosts_need_a_key(host: str) -> None:
+    with pytest.raises(ConfigError, match="--api-key"):
+        ServerOptions(host=host).check()
+    ServerOptions(host=host, api_key=("k",)).check()
+    ServerOptions(host=host, insecure_no_auth=True).check()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_loopback_needs_none(host: str) -> None:
+    ServerOptions(host=host).check()
+
+
+def test_an_empty_key_is_no_key() -> None:
+    with pytest.raises(ConfigError):
+        ServerOptions(api_key=(" ",)).check()
 
 
 # --------------------------------------------------------------------------------------------------------------------- roles
@@ -578,6 +620,18 @@ def served(tiny_model: Path, tmp_path: Path) -> Iterator[RunningServer]:
     server = RunningServer(tiny_model, "--served-model-name", "tiny", *flags).wait_ready()
     yield server
     server.kill()
+
+
+def test_the_official_client_has_its_own_error_for_a_wrong_key(tiny_model: Path) -> None:
+    server = RunningServer(tiny_model, "--served-model-name", "tiny", "--api-key", "first", "second", "--host", "0.0.0.0")
+    try:
+        url = f"{server.wait_ready().url}/v1"
+        for key in ("first", "second"):
+            assert openai.OpenAI(api_key=key, base_url=url).models.list().data[0].id == "tiny"
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(api_key="third", base_url=url).models.list()
+    finally:
+        server.kill()
 
 
 def test_sighup_reads_the_keys_again_and_opens_the_books_again(served: RunningServer, tmp_path: Path) -> None:

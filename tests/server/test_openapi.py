@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import msgspec
@@ -12,6 +12,7 @@ import pytest
 
 from octavo.server import openapi, protocol
 from octavo.server.app import routes
+from octavo.server.keys import Key, KeysFile, Role, digest_of
 from octavo.server.options import ServerOptions
 from tests.server.fakes import Bench, Exchange, error_of
 
@@ -102,6 +103,23 @@ def test_answers_are_as_described(bench: Bench) -> None:
         status, answer = bench.post(path, **body)
         described = openapi.describe()["paths"][path]["post"]["responses"][str(status)]
         assert valid(described["content"]["application/json"]["schema"], answer), (path, answer)
+
+
+def test_who_may_not_is_told_so_where_it_is_described(tmp_path: Path) -> None:
+    """A key whose role is not the route's; and a page of another name, which may not even post to a probe."""
+    file = tmp_path / "keys.json"
+    roles = get_args(Role)
+    made = [Key(name=role, role=role, sha256=digest_of(role.encode()).hex()) for role in roles]
+    file.write_bytes(msgspec.json.encode(KeysFile(made)))
+    guarded, open_to_all = Bench(tmp_path / "a", ServerOptions(api_keys_file=str(file))), Bench(tmp_path / "b")
+    for operation in openapi.OPERATIONS:
+        asked = (operation.method.upper(), operation.path)
+        told = [guarded.call(*asked, headers={"authorization": f"Bearer {role}"}) for role in roles]
+        told += [open_to_all.call(*asked, headers={"origin": "https://page.example"})]
+        refused = [valid(SCHEMAS["ErrorBody"], json.loads(body)) for status, _, body in told if status == 403]
+        described = openapi.describe()["paths"][operation.path][operation.method]["responses"]
+        assert all(refused) and (not refused or "403" in described), asked
+        assert bool(refused) == (operation.path != "/version" and (not operation.probe or operation.method == "post")), asked
 
 
 def test_the_document_and_the_page(bench: Bench) -> None:

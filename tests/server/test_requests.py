@@ -9,7 +9,6 @@ import pytest
 
 from octavo.config import ConfigError
 from octavo.sampling_params import SamplingParams
-from octavo.server.auth import Keyring
 from octavo.server.options import ServerOptions
 from octavo.server.protocol import CompletionRequest
 from octavo.server.responses import ChatResponse, CompletionResponse
@@ -344,43 +343,6 @@ def test_metrics_count_requests(bench: Bench) -> None:
 def test_series_are_few(tmp_path: Path) -> None:
     text = Bench(tmp_path / "tokenizer", context=131072).call("GET", "/metrics")[2].decode()
     assert sum(not line.startswith("#") for line in text.splitlines()) <= 300
-
-
-def test_keys(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, ServerOptions(api_key=("one", "two")))
-    status, headers, body = bench.call("GET", "/v1/models")
-    assert status == 401 and headers["www-authenticate"] == "Bearer" and error_of(status, body)["type"] == "AuthenticationError"
-    for path in ("/metrics", "/tokenize", "/nothing", "/v1/../health", "/metrics/", "/health//", "/health\n"):
-        assert bench.call("GET", path)[0] == 401
-    assert bench.call("OPTIONS", "/v1/models")[0] == 401
-    assert bench.call("GET", "/healthz/live")[0] == 200
-    assert bench.call("GET", "/v1/models", headers={"authorization": "Bearer two"})[0] == 200
-
-
-def test_the_keyring() -> None:
-    ring = Keyring(("s3cret", "ключ"))
-    assert ring.identify(b"Bearer s3cret") and ring.identify(b"bearer s3cret") and ring.identify("Bearer ключ".encode())
-    for wrong in (None, b"", b"s3cret", b"Bearer", b"Bearer ", b"Bearer s3cre", b"Basic s3cret", b"Bearer s3cret2"):
-        assert not ring.identify(wrong)
-    assert Keyring(()).identify(None)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org"])
-def test_open_hosts_need_a_key(host: str) -> None:
-    with pytest.raises(ConfigError, match="--api-key"):
-        ServerOptions(host=host).check()
-    ServerOptions(host=host, api_key=("k",)).check()
-    ServerOptions(host=host, insecure_no_auth=True).check()
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
-def test_loopback_needs_none(host: str) -> None:
-    ServerOptions(host=host).check()
-
-
-def test_an_empty_key_is_no_key() -> None:
-    with pytest.raises(ConfigError):
-        ServerOptions(api_key=(" ",)).check()
 
 
 def test_the_official_client_finds_every_field_of_the_answers() -> None:

@@ -42,6 +42,8 @@ def parse(name: str, text: str) -> tuple[str, list[tuple[str, str]]]:
 
 WEATHER = ("get_weather", '{"city": "Köln"}')
 
+LONG_NUMBERS = [f'{{"a": "{"9" * 400}", "b": {"9" * 300}}}', f'{{"a": -{"9" * 30}, "b": 0.{"1" * 400}}}']
+
 GOOD = [
     ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>', "", [WEATHER]),
     ("hermes", 'ok <tool_call>{"arguments": {"city": "Köln"}, "name": "get_weather"}', "ok ", [WEATHER]),
@@ -76,6 +78,7 @@ GOOD = [
         [("f", "{}"), ("f", '{"a": 1}')],
     ),
     ("llama3_json", 'Sure. <|python_tag|>{"name": "f", "parameters": {}}', "Sure. ", [("f", "{}")]),
+    *(("hermes", f'<tool_call>{{"name": "f", "arguments": {a}}}</tool_call>', "", [("f", a)]) for a in LONG_NUMBERS),
     ("pythonic", "[get_weather(city='Köln')]", "", [WEATHER]),
     (
         "pythonic",
@@ -103,6 +106,8 @@ NO_CALLS = [
     ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>'),
+    ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": [{"9" * 400}]}}}}</tool_call>'),
+    ("hermes", f'<tool_call>{{"name": "f", "arguments": "{{\\"a\\": -{"9" * 5000}}}"}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>'),
     ("hermes", '<tool_call>{"name": 7, "arguments": {}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
@@ -114,6 +119,7 @@ NO_CALLS = [
     ("mistral", '[TOOL_CALLS] [{"name": "f"'),
     ("mistral", "[TOOL_CALLS]f" + "x" * 1000),
     ("mistral", "[TOOL_CALLS]not a name{}"),
+    ("mistral", f'[TOOL_CALLS]f{{"a": {"9" * 400}}}'),
     ("llama3_json", '{"name": "someone else", "parameters": {}}'),
     ("llama3_json", '{"answer": 42}'),
     ("llama3_json", 'text first {"name": "f", "parameters": {}}'),
@@ -131,6 +137,7 @@ NO_CALLS = [
     ("pythonic", "[f(a='\\ud800')]"),
     ("pythonic", "[f(a='\\U00110000')]"),
     ("pythonic", "[f(a=1e999)]"),
+    ("pythonic", f"[f(a=-{'9' * 400})]"),
     ("pythonic", "[f(a=" + "[" * 100),
     ("pythonic", "[f(a=" + "-" * 10000 + "1)]"),
     ("pythonic", "[f(a=__import__('os'))]"),
@@ -169,6 +176,7 @@ REQUIRED = [
     ("nothing of the kind", "nothing of the kind", []),
     ('[{"name": "f", "parameters": {}} what', " what", [("f", "{}")]),
     (" " * 5000 + '[{"name": "f", "parameters": {}}]', " " * 5000 + '[{"name": "f", "parameters": {}}]', []),
+    *((text, text, []) for text in (f'[{{"name": "{name}", "parameters": {{}}}}]' for name in ("a\nb", "\\ud800", "\\q"))),
 ]
 
 

@@ -31,7 +31,7 @@ _BODY_NAMES = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }
-"""Fields of a chat request that are called otherwise here, a field's parts before it."""
+"""Fields of a chat request that are called otherwise here, a longer path before the field that it is in."""
 
 
 def chat_request(body: ResponsesRequest, *, max_model_len: int) -> ChatRequest:

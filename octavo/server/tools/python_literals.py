@@ -150,12 +150,10 @@ class _Reader:
 
 
 def _number(text: str) -> int | float:
-    if text.lstrip("+-").isdigit():
-        return int(text)
     value = float(text)
     if not math.isfinite(value):
         raise _NotCalls
-    return value
+    return int(text) if text.lstrip("+-").isdigit() else value
 
 
 def _unescaped(text: str) -> str:

@@ -4,6 +4,9 @@ Arguments are passed on in the model's own words, letter for letter, once they a
 read: no NaN, no number beyond a double, no half of a surrogate pair.
 """
 
+import json
+import math
+
 import msgspec
 
 
@@ -14,6 +17,13 @@ class Call(msgspec.Struct, frozen=True):
     arguments: str
 
 
+def _check_whole(digits: str) -> None:
+    """Raises ``ValueError`` for an integer that is infinite to who reads numbers as doubles."""
+    if math.isinf(float(digits)):
+        raise ValueError
+
+
+_check_numbers = json.JSONDecoder(parse_int=_check_whole).decode
 _NULL = msgspec.Raw(b"null")
 
 
@@ -42,7 +52,8 @@ def read_arguments(text: str) -> str | None:
         value = msgspec.json.decode(text)
         if isinstance(value, str):
             text, value = value, msgspec.json.decode(value)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        _check_numbers(text)
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return None
     if value is None:
         return "{}"
