@@ -227,7 +227,7 @@ def test_a_body_that_will_not_be_taken_is_not_waited_for(tiny_model: Path) -> No
 def test_a_client_that_does_not_read_is_dropped(impatient: RunningServer, stream: bool) -> None:
     """Its answer is far larger than what the two sockets hold. Seen from the server, because no word of a close arrives where
     nothing is read."""
-    before = settled_files(impatient.process.pid)
+    before, gone = settled_files(impatient.process.pid), impatient.metric("octavo_clients_gone_total")
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         host, _, port = impatient.url.removeprefix("http://").partition(":")
@@ -241,6 +241,7 @@ def test_a_client_that_does_not_read_is_dropped(impatient: RunningServer, stream
             begun = begun or open_files(impatient.process.pid) > before
             assert time.monotonic() < deadline, "the connection is still held"
             time.sleep(0.02)
+    impatient.wait_metric("octavo_clients_gone_total", gone + stream)  # a whole answer is complete before it is sent
     impatient.wait_metric("octavo_requests_running", 0)
     impatient.wait_metric("octavo_kv_blocks", 0, state="used")
 
