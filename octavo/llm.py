@@ -35,8 +35,6 @@ from octavo.weights.hub import resolved
 Prompt = str | Sequence[int] | dict[str, Any]
 Message = dict[str, Any]
 
-_DEFAULT_FIELDS = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
-
 
 class _Branch:
     """One output as it grows."""
@@ -95,7 +93,7 @@ class _Pending:
         return self.result.finished
 
     def read(self) -> str:
-        """Text that has come since the last call, of whichever branch."""
+        """Text that has come since the last call; where one of several answers is chosen, its own at the end."""
         text, self._unread = self._unread, ""
         return text
 
@@ -103,7 +101,9 @@ class _Pending:
         branch = self.branches[delta.branch]
         if branch.output.finish_reason is not None:
             return
-        self._unread += branch.take(delta)
+        text = branch.take(delta)
+        if not self.request.params.selects:
+            self._unread += text
         if delta.prompt_logprobs is not None:
             entries = [_as_dict(entry, self._tokenizer, named=False) for entry in delta.prompt_logprobs]
             self.result.prompt_logprobs = [None, *entries]
@@ -122,6 +122,7 @@ class _Pending:
             for index, output in enumerate(result.outputs):
                 output.index = index
                 output.logprobs = output.logprobs if params.num_logprobs is not None else None
+            self._unread = result.outputs[0].text
 
 
 def _as_dict(entry: TokenLogprobs, tokenizer: Tokenizer, *, named: bool) -> dict[int, Logprob]:
@@ -178,8 +179,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own recommendations (generation_config.json) over Octavo's defaults."""
-        defaults = {name: value for name, value in self._model_config.default_sampling.items() if name in _DEFAULT_FIELDS}
-        return SamplingParams(**defaults)
+        return SamplingParams(**self._model_config.default_sampling)
 
     def generate(
         self,
@@ -239,10 +239,17 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams | None = None) -> Iterator[str]:
-        """Answer one conversation piece by piece. Closing the iterator ends the request."""
+        """Answer one conversation piece by piece; with ``best_of`` the whole answer comes at its end. Closing the iterator ends
+        the request.
+
+        Raises:
+            ParameterError: the messages or a parameter cannot be honoured; more than one answer is asked for.
+        """
+        params = sampling_params or self.get_default_sampling_params()
+        if params.n > 1:
+            raise ParameterError(f"stream_chat gives one answer: n must be 1, got {params.n}", param="n", value=params.n)
         text = self._tokenizer.apply_chat_template(messages)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
-        params = sampling_params or self.get_default_sampling_params()
         item = self._enqueue({"prompt": text, "prompt_token_ids": ids}, params, seed_index=0, priority=0)
         try:
             while True:

@@ -160,6 +160,16 @@ def test_chat_uses_the_template(llm: LLM) -> None:
     assert len(llm.chat([question, question], GREEDY, use_tqdm=False)) == 2
 
 
+def test_a_stream_is_of_one_answer(llm: LLM) -> None:
+    question = [{"role": "user", "content": "Name a city."}]
+    with pytest.raises(ParameterError, match="n must be 1, got 2") as caught:
+        next(llm.stream_chat(question, SamplingParams(n=2, max_tokens=6, seed=1)))
+    assert caught.value.param == "n" and llm._pending == {}
+    chosen = SamplingParams(best_of=3, max_tokens=6, seed=1)
+    (output,) = llm.chat(question, chosen, use_tqdm=False)
+    assert list(llm.stream_chat(question, chosen)) == [output.outputs[0].text]
+
+
 def test_streams_may_be_interleaved_with_anything(llm: LLM) -> None:
     def stream(question: str) -> Iterator[str]:
         return llm.stream_chat([{"role": "user", "content": question}], GREEDY)
