@@ -29,7 +29,6 @@ class TextStream:
         self._lead_character = tokenizer.decoding.lead_character
         self._lead = tokenizer.decoding.lead
         self._stops = [_StopString(stop) for stop in params.stop or ()]
-        self._pieces: list[str] = []
         self._held = ""
         self.num_tokens = 0
         """Tokens that belong to the output: all pushed ones, or up to the one whose text completed a stop string. Cut token ids
@@ -53,7 +52,7 @@ class TextStream:
             self.num_tokens += 1
             if i < shown and self._detokenize and token_id not in self._hidden:
                 fresh.append(self._accept(self._decoder.decode(self._bytes_of(token_id))))
-        return self._emit("".join(fresh))
+        return "".join(fresh)
 
     def finish(self) -> str:
         """The output is over: returns what was held back. An incomplete character becomes U+FFFD, as in ``decode``."""
@@ -62,19 +61,7 @@ class TextStream:
         fresh = self._accept(self._decoder.decode(b"", True))
         if self.stopped is None:
             fresh, self._held = fresh + self._held, ""
-        return self._emit(fresh)
-
-    @property
-    def text(self) -> str:
-        """Everything returned so far."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
-
-    def _emit(self, text: str) -> str:
-        if text:
-            self._pieces.append(text)
-        return text
+        return fresh
 
     def _accept(self, text: str) -> str:
         """Add decoded text of the newest token to the tail; returns the part of the tail that is final."""

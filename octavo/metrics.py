@@ -35,7 +35,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    cached_prompt_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     preemptions: int = 0

@@ -74,7 +74,8 @@ def begin_search(params: SamplingParams, eos_token_ids: frozenset[int], max_toke
 
 
 def round_is_complete(group: SequenceGroup, seq: Sequence, found: Candidates) -> bool:
-    """Keep the candidates of one beam; whether those of every running beam are there, or of one that ends the search."""
+    """Keep one beam's candidates. True when the round can be played: every running beam has them, or one has unsound logits,
+    which ends the search."""
     group.candidates[seq.seq_id] = found
     return not found.sound or len(group.candidates) == len(group.live)
 

@@ -55,7 +55,7 @@ class Planner:
         """How many tokens each sequence of the group should compute now."""
         demand: list[tuple[Sequence, int]] = []
         taken = 0
-        last_computed = group.max_tokens_total - 1  # nobody reads what the very last token would add to the cache
+        last_computed = group.max_len - 1  # nobody reads what the very last token would add to the cache
         needs_prompt_logprobs = group.needs_prompt_logprobs
         for seq in group.sequences:
             if seq.finished or seq.num_computed >= min(len(seq.token_ids), last_computed):
@@ -124,7 +124,7 @@ class Planner:
         step.planned.append(Planned(group, seq, end, targets, known, num_drafts))
         step.scheduled.append(self._scheduled(group, seq, start, tokens, num_drafts, targets))
         if targets and not num_drafts:
-            seq.drafts = []  # for which there was no room; behind the next token they would be out of place
+            seq.drafts = []  # no room for these drafts; after the next token they would stand at the wrong position
             if not group.needs_host and not self._speculation.is_on:
                 for target in targets:
                     target.token_ids.append(PENDING)

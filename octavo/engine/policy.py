@@ -99,7 +99,7 @@ class Fair:
 
 def _expected(group: SequenceGroup) -> int:
     prompt = len(group.request.prompt_token_ids)
-    return prompt + group.num_sequences * min(group.max_tokens_total - prompt, EXPECTED_OUTPUT)
+    return prompt + group.num_sequences * min(group.max_len - prompt, EXPECTED_OUTPUT)
 
 
 def _used(group: SequenceGroup) -> int:

@@ -4,6 +4,8 @@ Owns one sequence's latest tokens and, for each size of a pattern, how long its 
 operations on short arrays, however long the output is. Invariant: what is told depends on the output's tokens alone.
 """
 
+from copy import copy
+
 import numpy as np
 
 from octavo.sampling_params import RepetitionDetectionParams
@@ -35,7 +37,6 @@ class RepetitionWatch:
 
     def fork(self) -> "RepetitionWatch":
         """A copy that goes on independently."""
-        copy: RepetitionWatch = object.__new__(RepetitionWatch)
-        copy.__dict__.update(self.__dict__)
-        copy._latest = self._latest.copy()
-        return copy
+        other = copy(self)
+        other._latest = self._latest.copy()
+        return other

@@ -13,6 +13,7 @@ from octavo.engine.policy import POLICIES, Policy
 from octavo.engine.sequence import GroupStatus, Sequence, SequenceGroup
 from octavo.engine.swap_cost import SwapCost
 from octavo.memory.interface import KVManager
+from octavo.step import PENDING
 
 GROWTH = 16
 """Tokens that each running sequence may become longer by before others begin, where groups that yield are computed again."""
@@ -27,6 +28,12 @@ class Residence:
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
         self.swapped: list[SequenceGroup] = []
+        self._queues = {
+            GroupStatus.COMPILING: self.compiling,
+            GroupStatus.WAITING: self.waiting,
+            GroupStatus.RUNNING: self.running,
+            GroupStatus.SWAPPED: self.swapped,
+        }
         self.swap_cost = SwapCost()
         self._kv = kv
         self._config = config
@@ -42,26 +49,19 @@ class Residence:
     def enqueue(self, group: SequenceGroup, status: GroupStatus) -> None:
         """Put a group that is in no queue into one."""
         group.status = status
-        insort(self._queue_of(group), group, key=self._policy.key)
-
-    def _queue_of(self, group: SequenceGroup) -> list[SequenceGroup]:
-        queues = {
-            GroupStatus.COMPILING: self.compiling,
-            GroupStatus.WAITING: self.waiting,
-            GroupStatus.RUNNING: self.running,
-            GroupStatus.SWAPPED: self.swapped,
-        }
-        return queues[group.status]
+        insort(self._queues[status], group, key=self._policy.key)
 
     def release(self, seq: Sequence) -> None:
         """Free at once, also with steps in flight: a late write can only touch a slot that is in no hashed block, because
         the device runs plans in order."""
         self._kv.free(seq)
         seq.finished = True
+        while seq.token_ids[-1] == PENDING:  # draws that nobody will hear of
+            seq.token_ids.pop()
 
     def retire(self, group: SequenceGroup) -> None:
         """A group has ended and is forgotten."""
-        self._queue_of(group).remove(group)
+        self._queues[group.status].remove(group)
         group.status = GroupStatus.FINISHED
         if group.compiling is not None:
             group.compiling.cancel()
@@ -147,8 +147,8 @@ class Residence:
         return self._kv.slack(running, growth=round(GROWTH * self._cost_of_yielding()))
 
     def _cost_of_yielding(self) -> float:
-        """What it will take to bring the last group back when it has yielded, as a part of computing it again. Who comes back
-        for nothing may yield often; else room is left for what runs to grow, or groups would come and go."""
+        """Price of preempting the last group; 1: that of computing it again. The cheaper it is to bring a group back, the less
+        room is kept for running groups to grow."""
         price = self._price_of_swapping(self.running[-1].live)
         return 1.0 if price is None else price
 

@@ -110,7 +110,7 @@ class Scheduler:
             order=next(self._orders),
             num_branches=params.num_outputs,
             num_sequences=num_sequences,
-            max_tokens_total=limit,
+            max_len=limit,
             search=decoding.begin_search(params, self._eos_token_ids, limit - prompt_len),
         )
         first = Sequence(
@@ -137,7 +137,8 @@ class Scheduler:
         if self._grammars is None:
             raise ParameterError(f"{name} is not available: this engine was built without a vocabulary", param=name)
         if budget is not None and request.thinking is None:
-            raise ParameterError("thinking_token_budget needs a request that says how it reasons", param=name)
+            message = "thinking_token_budget needs a request that says how it reasons"
+            raise ParameterError(message, param="thinking_token_budget")
         form, ends = params.structured_outputs, not params.ignore_eos
         return self._grammars.compile(form, ends=ends, thinking=request.thinking, budget=budget)
 
@@ -182,8 +183,7 @@ class Scheduler:
         step = Step(self._budget(rows))
         if not self._schedule_running(step) and admits:
             self._schedule_others(step, rows)
-            num_tokens = sum(len(seq.token_ids) for seq in step.scheduled)
-            self._batching.planned(is_full=num_tokens >= self._config.max_num_batched_tokens)
+            self._batching.planned(is_full=step.budget.left <= 0)
         if len(running) != num_running:
             self._speculation.decide(running)
         if not step.scheduled and not self.kv.has_copies and not self._batching.has_due:
@@ -252,15 +252,11 @@ class Scheduler:
             group = running[index]
             index += 1
             demand = self._planner.demand(group, step)
-            if not demand:
-                continue
-            if not self.kv.fits(demand):
-                demand = self._planner.without_drafts(group, demand, step)
-                if demand and not self.kv.fits(demand):
-                    yielded = True
-                    if not self._residence.make_room(group, demand):
-                        self._schedule_within_blocks(running[index:-1], step)
-                        return True
+            if not self.kv.fits(demand) and not self.kv.fits(demand := self._planner.without_drafts(group, demand, step)):
+                yielded = True
+                if not self._residence.make_room(group, demand):
+                    self._schedule_within_blocks(running[index:-1], step)
+                    return True
             self._planner.plan(group, demand, step)
         return yielded
 
@@ -344,7 +340,6 @@ class Scheduler:
             steps=counted.steps,
             prompt_tokens=counted.prompt_tokens,
             generation_tokens=counted.generation_tokens,
-            cached_prompt_tokens=counted.prefix_cache_hits,
             prefix_cache_queries=counted.prefix_cache_queries,
             prefix_cache_hits=counted.prefix_cache_hits,
             preemptions=counted.preemptions,

@@ -111,12 +111,12 @@ class GroupTimings:
 class SequenceGroup:
     """One request's branches: scheduled, preempted and resumed together.
 
-    ``max_tokens_total`` bounds prompt plus output. ``num_branches`` is what the client sees, ``num_sequences`` what is
+    ``max_len`` bounds prompt plus output. ``num_branches`` is what the client sees, ``num_sequences`` what is
     computed: greedy branches are equal, so one sequence stands for all. ``forked`` tells whether the branches exist yet.
     ``turn`` is where a policy has put the group in its order. ``num_generated`` counts the new tokens of all its sequences.
     With ``search``, ``sequences`` are its running beams in their order, ``candidates`` what this round has brought so far by
     sequence id, and the branches are the beams that will be returned. ``compiling`` will be the first sequence's grammar.
-    The fields from ``allowed`` on follow from the parameters, which are asked in every step: what they allow to be drawn, as a
+    The fields from ``params`` on follow from the request and are asked in every step, among them what may be drawn, as a
     grammar's mask (None is everything), and ``num_logprobs`` of draws.
     """
 
@@ -124,7 +124,7 @@ class SequenceGroup:
     order: int
     num_branches: int
     num_sequences: int
-    max_tokens_total: int
+    max_len: int
     turn: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     status: GroupStatus = GroupStatus.WAITING
@@ -140,6 +140,7 @@ class SequenceGroup:
     search: BeamSearchState | None = None
     candidates: dict[int, Candidates] = field(default_factory=dict)
     compiling: Future[Grammar] | None = None
+    params: SamplingParams = field(init=False)
     allowed: np.ndarray | None = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
     needs_host: bool = field(init=False)
@@ -147,15 +148,11 @@ class SequenceGroup:
     num_logprobs: int | None = field(init=False)
 
     def __post_init__(self) -> None:
-        params = self.params
+        self.params = params = self.request.params
         self.allowed = None if params.allowed_token_ids is None else mask_of(params.allowed_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
         self.needs_host, self.needs_history = params.needs_host, params.needs_history
         self.num_logprobs = 0 if params.selects and params.num_logprobs is None else params.num_logprobs
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
 
     @property
     def usage(self) -> KVUsage:

@@ -18,12 +18,12 @@ make together as many guesses a step as these may, at most, and only while their
 would be faster by more than ``MARGIN``."""
 
 MARGIN = 0.25
-"""As a logarithm. The next step is planned while one is computed unless many guess, and who ends early leaves steps that take
-hardly less time to the others."""
+"""Guessing must promise to make the step's sequences faster by e^0.25 each, on average, before many guess: while they do, the
+next step cannot be planned during the current one, and sequences that end early leave steps that are hardly shorter."""
 
 PATIENCE = 1.25
-"""How many times as long a step may take with guesses, for each token that the slowest sequence in it may expect: who guesses
-nothing is not held up for long by those who do."""
+"""How much longer a step may become through guesses, as a multiple, for each token that its slowest sequence can expect. It
+protects sequences that guess nothing."""
 
 MEMORY = 0.97
 """Weight of a step beside the one after it."""
@@ -31,7 +31,7 @@ MEMORY = 0.97
 WEIGHTS = 9
 """A step reads its weights in the time that so many rows take, before steps have shown what a row takes."""
 DOUBT = 0.03
-"""What is known before weighs as much as steps whose rows differ by so many of their squared mean."""
+"""Weight of the prior in the fit, as if earlier steps had differed by this part of their squared mean number of rows."""
 
 
 class StepCost:
@@ -123,7 +123,7 @@ class Speculation:
         """Guess what follows the last token, which is known."""
         seq.drafts = []
         if self.is_on and not group.needs_host:
-            room = group.max_tokens_total - len(seq.token_ids) - 1
+            room = group.max_len - len(seq.token_ids) - 1
             worth = _worth_while(seq.guesses.chance, self.cost.price(self.num_running), self._most_each)
             seq.drafts = seq.guesses.lookup.propose(seq.token_ids, len(seq.token_ids), min(len(worth), room))
 

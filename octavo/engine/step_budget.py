@@ -1,9 +1,8 @@
 """How the tokens of one step are shared: a place for each decode, up to half of the rest for short prompts, then the others.
 
-Without it a long prompt would take whole steps for itself and everything behind it would wait until it is computed. What lacks
-no more than a step can compute is short, and gets by it in one or two steps; it loses at most half of each, so that neither
-starves. Among equals the policy's order holds.
-Knows no sequence, only how many tokens each lacks.
+Without it a long prompt would fill whole steps. A prompt that lacks no more than one step's tokens is *short*: up to half of
+what decodes leave is kept for short prompts, so neither kind starves. Among equals the policy's order holds. Knows no sequence,
+only how many tokens each lacks.
 """
 
 

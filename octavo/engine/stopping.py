@@ -27,7 +27,7 @@ def finish_reason(
             return "stop", None
         if token in group.stop_token_ids:
             return "stop", token
-    if num_tokens >= group.max_tokens_total:
+    if num_tokens >= group.max_len:
         return "length", None
     return ("repetition", "repetition_detected") if repeats and may_stop else (None, None)
 

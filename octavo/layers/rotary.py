@@ -1,7 +1,7 @@
 """Rotary positions (Su et al. 2021) as one table of cosines and sines, with the scalings of Llama checkpoints.
 
-Owns the frequencies; computed in float64, stored in float32. The table is fixed when the model is loaded: what a token's
-rotation is never depends on the batch or on how long its sequence has become, else cached keys would be wrong.
+Owns the frequencies; computed in float64, stored in float32. The table is fixed when the model is loaded: a token's rotation
+never depends on the batch or on how long its sequence has become, else cached keys would be wrong.
 """
 
 import math

@@ -179,14 +179,14 @@ class ContiguousKVManager:
         if seq.row < 0:
             seq.row = self.tables.lend([block.id for block in seq.blocks])
 
-    def drop_row(self, seq: KVSequence) -> None:
+    def _drop_row(self, seq: KVSequence) -> None:
         if seq.row >= 0:
             self.tables.take_back(seq.row)
             seq.row = -1
 
     def free(self, seq: KVSequence) -> None:
         """Give back the sequence's region, if it has one, and its row. Whoever was to be copied from there is copied first."""
-        self.drop_row(seq)
+        self._drop_row(seq)
         seq.blocks = []
         self._uncopied.pop(seq, None)
         for child in [child for child, (source, _) in self._uncopied.items() if source is seq]:

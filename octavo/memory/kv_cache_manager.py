@@ -188,7 +188,7 @@ class KVCacheManager:
         if seq.row < 0:
             seq.row = self.tables.lend([block.id for block in seq.blocks])
 
-    def drop_row(self, seq: KVSequence) -> None:
+    def _drop_row(self, seq: KVSequence) -> None:
         if seq.row >= 0:
             self.tables.take_back(seq.row)
             seq.row = -1
@@ -201,7 +201,7 @@ class KVCacheManager:
         seq.blocks = []
         seq.num_published = 0
         seq.on_host = False
-        self.drop_row(seq)
+        self._drop_row(seq)
 
     # -------------------------------------------------------------------------------------------------------- prefix cache
 
@@ -319,7 +319,7 @@ class KVCacheManager:
                 self.device.unref(block)
             seq.blocks = blocks
             seq.on_host = True
-            self.drop_row(seq)
+            self._drop_row(seq)
 
     def swap_in(self, seqs: Sequence[KVSequence]) -> None:
         """Move a whole group back. A full block that the prefix cache still holds is taken from there instead of copied."""

@@ -1,14 +1,12 @@
 """``SampleRow``: one draw to make. Everything it depends on is in its row, so that no draw depends on the batch around it."""
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from octavo.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRow:
+class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One draw. Several may be made from the same row of logits, each with its own seed (n branches of one prompt).
 
     ``position`` is the index in the sequence of the token about to be drawn; with ``seed`` (uint64) it is all the randomness

@@ -19,7 +19,6 @@ from octavo.sampling.min_tokens import ends_too_early
 from octavo.sampling.penalties import penalties_of
 from octavo.sampling.row import SampleRow
 from octavo.sampling.token_mask import allowed_tokens
-from octavo.sampling.verify import draft_rows, num_accepted
 from octavo.step import Candidates, TokenLogprobs
 
 __all__ = ["INVALID_TOKEN", "CandidateRow", "SampleRow", "Sampler"]
@@ -56,13 +55,6 @@ class Sampler:
         """What may be drawn from so many rows, as ops take it; None where that is everything."""
         words = allowed_tokens(masks, impossible, self._vocab_size)
         return None if words is None else self._backend.tensor(words)
-
-    def verify(self, logits: Array, first: SampleRow, drafts: Sequence[int]) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """Draw from the k + 1 rows of logits that begin at ``first.logits_row``; returns the drafts that agree and one token
-        more. For several sequences at once call the sampler on all their ``draft_rows`` and cut with ``num_accepted``."""
-        tokens, logprobs = self(logits, draft_rows(first, drafts))
-        count = num_accepted(drafts, tokens)
-        return tokens[:count], logprobs[:count]
 
     def candidates(self, logits: Array, wanted: Sequence[CandidateRow]) -> list[Candidates]:
         """What may follow each beam, instead of a draw."""

@@ -6,9 +6,9 @@ other random numbers.)
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from octavo.sampling.row import SampleRow
 

@@ -103,7 +103,7 @@ class _Snapshot:
             (
                 ("octavo_prompt_tokens_cached", "vllm:prompt_tokens_cached"),
                 "Prompt tokens not computed again.",
-                stats.cached_prompt_tokens,
+                stats.prefix_cache_hits,
             ),
             (("octavo_prefix_cache_queries", "vllm:prefix_cache_queries"), "Tokens looked up.", stats.prefix_cache_queries),
             (("octavo_prefix_cache_hits", "vllm:prefix_cache_hits"), "Tokens found.", stats.prefix_cache_hits),

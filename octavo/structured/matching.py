@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
@@ -72,17 +73,17 @@ class MatchedGrammar:
         return not self._matcher.is_error() and bool(self._matcher.is_stopped())
 
     def fork(self) -> "MatchedGrammar":
-        copy = MatchedGrammar(self._matcher.deep_copy(), self._mask_bytes, self._ends)
-        copy.mask, copy.mask_seconds, copy._num_slow = self.mask, self.mask_seconds, self._num_slow
-        return copy
+        other = copy(self)
+        other._matcher = self._matcher.deep_copy()
+        return other
 
     def without_ends(self, ends: np.ndarray) -> "MatchedGrammar":
         """A fork that never offers these tokens."""
-        copy = self.fork()
-        copy._ends = ends
-        if copy.mask is not None:
-            copy.mask = copy.mask & ~ends
-        return copy
+        other = self.fork()
+        other._ends = ends
+        if other.mask is not None:
+            other.mask = other.mask & ~ends
+        return other
 
 
 class GrammarThread:

@@ -5,6 +5,7 @@ matters. Knows the grammar of the answer by its protocol alone. Invariant: the a
 from its first byte on, and no other; blanks between the closing tag and the answer belong to neither.
 """
 
+from copy import copy
 from enum import Enum
 from typing import Protocol
 
@@ -163,11 +164,10 @@ class ThinkingGrammar:
         self.compute_mask()
 
     def fork(self) -> "ThinkingGrammar":
-        copy: ThinkingGrammar = object.__new__(ThinkingGrammar)
-        copy.__dict__.update(self.__dict__)
-        copy._answer = self._answer.fork() if self._answer is not None else None
-        copy._unopened = self._unopened.fork() if self._unopened is not None else None
-        return copy
+        other = copy(self)
+        other._answer = self._answer.fork() if self._answer is not None else None
+        other._unopened = self._unopened.fork() if self._unopened is not None else None
+        return other
 
     @property
     def mask_seconds(self) -> float:

@@ -7,7 +7,7 @@ while that is computed.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -37,15 +37,17 @@ NO_LOGPROBS = TokenLogprobs(INVALID_TOKEN, float("-inf"), 0, [], [])
 @dataclass(slots=True)
 class Work:
     """A plan on its way. ``arrays`` and ``batch`` are there if it has sequences. ``greedy``: of the logits nothing is wanted
-    but their argmax; ``one_each``: and of each sequence one. ``every_row``: a prompt's log-probabilities are wanted. ``graph``:
-    what is started; None: the step runs op by op, in ``finish``. ``started``: when, 0 not yet; ``copies``: seconds, None not
-    yet. ``error``: what went wrong so far."""
+    but their argmax; ``one_each``: greedy, and exactly one token for each sequence. ``draws`` and ``candidates`` are what is
+    wanted otherwise. ``every_row``: a prompt's log-probabilities are wanted. ``graph``: what is started; None: the step runs op
+    by op, in ``finish``. ``started``: when, 0 not yet; ``copies``: seconds, None not yet. ``error``: what went wrong so far."""
 
     plan: SchedulerOutput
     arrays: StepArrays | None = None
     batch: Batch | None = None
     greedy: bool = False
     one_each: bool = False
+    draws: list[SampleRow] = field(default_factory=list)
+    candidates: list[CandidateRow] = field(default_factory=list)
     every_row: bool = False
     graph: Graph | None = None
     started: float = 0.0
@@ -55,8 +57,8 @@ class Work:
 
 class ModelRunner:
     """Runs plans of at most ``max_num_seqs`` sequences. ``capture``: the largest batch to be replayed from a recording of the
-    model; larger ones, and all of them without it, run op by op. With ``isolate`` a sequence's error
-    is in the output, without it is raised."""
+    model; larger ones, and all of them without it, run op by op. With ``isolate`` a sequence's error is in the output, without
+    it is raised."""
 
     def __init__(
         self,
@@ -125,6 +127,8 @@ class ModelRunner:
         if work.greedy:
             batch.allowed = self._allowed(plan)
             work.one_each = all(len(seq.sample_rows) == 1 and not seq.num_drafts for seq in plan.sequences)
+        else:
+            work.draws, work.candidates = _wanted(plan, arrays.first_rows)
         work.every_row = any(seq.prompt_targets is not None for seq in plan.sequences)
         graph = self._greedy_graph if work.greedy else self._graph
         if graph and self._capacity and self._capacity.admits(batch) and not work.every_row:
@@ -197,8 +201,8 @@ class ModelRunner:
         elif work.greedy:
             token_ids = self._likeliest(plan, last, arrays.first_rows)
         else:
-            token_ids, logprobs = self._sample(plan, last, arrays.first_rows)
-            candidates = self._candidates(plan, last, arrays.first_rows)
+            token_ids, logprobs = self._sample(plan, last, work.draws)
+            candidates = self._candidates(plan, last, work.candidates)
         prompt_logprobs = None if hidden is None else self._prompt_logprobs(plan, hidden, arrays.query_start)
         return ModelOutput(
             step_id=plan.step_id,
@@ -230,24 +234,15 @@ class ModelRunner:
         return self._model.likeliest(hidden, batch.allowed) if greedy else self._model.logits(hidden)
 
     def _sample(
-        self, plan: SchedulerOutput, logits: Array, first_rows: list[int]
+        self, plan: SchedulerOutput, logits: Array, draws: list[SampleRow]
     ) -> tuple[list[list[int]], list[list[TokenLogprobs] | None] | None]:
-        draws: list[SampleRow] = []
-        for seq, first in zip(plan.sequences, first_rows, strict=True):
-            if first >= 0 and not seq.num_candidates:
-                draws.extend(_draws(seq, first))
         drawn, drawn_logprobs = self._sampler(logits, draws)
         tokens: list[list[int]] = []
         logprobs: list[list[TokenLogprobs] | None] = []
         next_draw = 0
         for seq in plan.sequences:
             count = len(seq.sample_rows) + seq.num_drafts if seq.sample_rows and not seq.num_candidates else 0
-            mine = drawn[next_draw : next_draw + count]
-            if seq.num_drafts:
-                mine = mine[: num_accepted(_drafts(seq), mine)]
-            # A row without a token ends at commit; until then a plan in flight may still compute something harmless for it.
-            for row, token in zip(seq.sample_rows, mine[-len(seq.sample_rows) :], strict=False):  # beams draw nothing
-                self._last_token[row] = max(token, 0)
+            mine = self._settle(seq, drawn[next_draw : next_draw + count])
             tokens.append(mine)
             wants = seq.num_logprobs is not None and count
             entries = drawn_logprobs[next_draw : next_draw + len(mine)]
@@ -255,12 +250,7 @@ class ModelRunner:
             next_draw += count
         return tokens, logprobs if any(logprobs) else None
 
-    def _candidates(self, plan: SchedulerOutput, logits: Array, first_rows: list[int]) -> list[Candidates | None] | None:
-        wanted = [
-            CandidateRow(_draws(seq, first)[0], seq.num_candidates)
-            for seq, first in zip(plan.sequences, first_rows, strict=True)
-            if seq.num_candidates
-        ]
+    def _candidates(self, plan: SchedulerOutput, logits: Array, wanted: list[CandidateRow]) -> list[Candidates | None] | None:
         if not wanted:
             return None
         found = iter(self._sampler.candidates(logits, wanted))
@@ -271,14 +261,20 @@ class ModelRunner:
         best: list[int] = self._backend.to_host(found).tolist()
         tokens: list[list[int]] = []
         for seq, first in zip(plan.sequences, first_rows, strict=True):
-            mine = best[first : first + 1] * len(seq.sample_rows)
-            if seq.num_drafts:
-                mine = best[first : first + seq.num_drafts + 1]
-                mine = mine[: num_accepted(_drafts(seq), mine)]
-            for row in seq.sample_rows:
-                self._last_token[row] = max(mine[-1], 0)
-            tokens.append(mine)
+            drawn = best[first : first + seq.num_drafts + 1] if seq.num_drafts else best[first : first + 1] * len(seq.seeds)
+            tokens.append(self._settle(seq, drawn))
         return tokens
+
+    def _settle(self, seq: ScheduledSequence, drawn: list[int]) -> list[int]:
+        """What counts of a sequence's draws; its rows remember the last of it."""
+        if not drawn:  # a prompt that goes on, or a beam
+            return []
+        if seq.num_drafts:
+            drawn = drawn[: num_accepted(_drafts(seq), drawn)]
+        # A row without a token ends at commit; until then a plan in flight may still compute something harmless for it.
+        for row, token in zip(seq.sample_rows, drawn[-len(seq.sample_rows) :], strict=True):
+            self._last_token[row] = max(token, 0)
+        return drawn
 
     def _likeliest_of_each(self, plan: SchedulerOutput, found: Array) -> list[list[int]]:
         """The same where every sequence wants one token and guesses none."""
@@ -306,6 +302,18 @@ def _wants_argmax(seq: ScheduledSequence) -> bool:
         return True
     plain = seq.params is not None and seq.params.plain_greedy
     return plain and seq.num_logprobs is None and not seq.num_candidates
+
+
+def _wanted(plan: SchedulerOutput, first_rows: list[int]) -> tuple[list[SampleRow], list[CandidateRow]]:
+    """All draws of a step, and what its beams want instead."""
+    draws: list[SampleRow] = []
+    candidates: list[CandidateRow] = []
+    for seq, first in zip(plan.sequences, first_rows, strict=True):
+        if seq.num_candidates:
+            candidates.append(CandidateRow(_draws(seq, first)[0], seq.num_candidates))
+        elif seq.sample_rows:
+            draws.extend(_draws(seq, first))
+    return draws, candidates
 
 
 def _draws(seq: ScheduledSequence, first: int) -> list[SampleRow]:

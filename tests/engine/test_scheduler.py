@@ -275,6 +275,13 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(cancelled: boo
     assert [delta.token_ids for delta in deltas if delta.request_id == "good"] == alone
 
 
+def test_a_budget_without_a_way_to_reason_is_refused_by_its_own_name() -> None:
+    harness = Harness(grammars=grammar_that_comes(Future()))
+    with pytest.raises(ParameterError, match="how it reasons") as caught:
+        harness.add("x", structured_outputs=FORM, thinking_token_budget=3)
+    assert caught.value.param == "thinking_token_budget" and not harness.engine.has_work
+
+
 def test_who_waits_for_a_grammar_waits_and_nobody_compiles_for_who_is_gone() -> None:
     future: Future[Any] = Future()
     harness = Harness(grammars=grammar_that_comes(future))

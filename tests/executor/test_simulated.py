@@ -117,6 +117,19 @@ def test_times_of_a_request_are_virtual() -> None:
     assert metrics.mean_itl == pytest.approx(0.011)
 
 
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_an_aborted_request_counts_the_tokens_that_came(overlapping: bool) -> None:
+    simulated = engine(async_scheduling=overlapping)
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    simulated.engine.add(Request(id="a", prompt_token_ids=[1] * 10, params=params, seed=0, arrival_time=simulated.clock()))
+    came = 0
+    while came < 3:
+        came += sum(len(delta.token_ids) for delta in simulated.engine.step())
+    metrics = simulated.engine.abort("a")
+    assert metrics is not None and metrics.num_generated_tokens == came
+    assert metrics.mean_itl == pytest.approx(0.011)
+
+
 def test_beams_go_apart_and_share_what_they_have_in_common() -> None:
     simulated = engine(num_blocks=200)
     params = SamplingParams(n=4, max_tokens=30, beam=BeamSearch(width=4), ignore_eos=True)

@@ -1,7 +1,6 @@
 """Candidates against a plain oracle, in any company: features change log-probabilities, rows know nothing of each other."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from octavo.sampling.sampler import CandidateRow, SampleRow
 from octavo.sampling_params import BeamSearch, SamplingParams

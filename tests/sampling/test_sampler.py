@@ -1,6 +1,5 @@
 """The sampler against a plain oracle, alone and in any company: no row's draw or log-probabilities depend on the others."""
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -8,11 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference.backend import ReferenceBackend
 from octavo.sampling.penalties import penalties_of
 from octavo.sampling.sampler import INVALID_TOKEN, Sampler, SampleRow
+from octavo.sampling.verify import draft_rows, num_accepted
 from octavo.sampling_params import ParameterError, SamplingParams
 from tests.sampling.oracle import expected_token
 
@@ -36,7 +37,7 @@ def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> np.ndarray:
 
 
 def a_row(logits_row: int = 0, *, seed: int = 7, position: int = 10, **options: Any) -> SampleRow:
-    fields = {f: options.pop(f) for f in list(options) if f in SampleRow.__slots__}
+    fields = {f: options.pop(f) for f in list(options) if f in SampleRow.__struct_fields__}
     return SampleRow(logits_row=logits_row, params=SamplingParams(**options), seed=seed, position=position, **fields)
 
 
@@ -327,7 +328,9 @@ def test_drafts_are_verified_to_what_decoding_without_them_gives(
     drafts = [data.draw(st.sampled_from([token, token, token, 9])) for token in plain[:k]]
     drafts = [max(draft, 0) for draft in drafts]
     logits = np.concatenate([random_logits(2), *[model([*prompt, *drafts[:i]]) for i in range(k + 1)]])
-    tokens, logprobs = sampler().verify(logits, first, drafts)
+    tokens, logprobs = sampler()(logits, draft_rows(first, drafts))
+    count = num_accepted(drafts, tokens)
+    tokens, logprobs = tokens[:count], logprobs[:count]
     wrong = next((i for i in range(k) if drafts[i] != plain[i]), k)
     assert tokens == plain[: wrong + 1]
     assert logprobs == plain_logprobs[: wrong + 1]
