@@ -132,7 +132,7 @@ def parser(name: str) -> flags.Parser:
     if entry.running_server:
         flags.add_flags(made, entry.options, title=f"bench {name}")
         return made
-    flags.add_model(made, help_text="demo model alias (smollm2), directory, .gguf file or hub id")
+    flags.add_model(made)
     flags.add_flags(made, entry.options, title=f"bench {name}")
     flags.add_flags(made, EngineConfig, title="engine", skip=("model", *entry.decides))
     return made
@@ -147,13 +147,7 @@ def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: fl
         print(f"octavo bench: error: no measurement {name!r}; there are: {', '.join(MEASUREMENTS)}", file=sys.stderr)
         return USAGE_ERROR
     entry = MEASUREMENTS[name]
-    parsed = parser(name).parse_args(arguments[1:])
-    if entry.running_server:
-        flags.warn_of_unknown(environment, (entry.options,))
-        return int(import_module(entry.module).main(flags.configure(entry.options, parsed, environment)))
-    flags.take_model(parsed)
-    flags.warn_of_unknown(environment, (EngineConfig, entry.options))
-    config = flags.configure(EngineConfig, parsed, environment)
-    options = flags.configure(entry.options, parsed, environment)
-    import_module(entry.module).main(config, options)
-    return 0
+    wanted = (entry.options,) if entry.running_server else (EngineConfig, entry.options)
+    _, configurations = flags.read(parser(name), wanted, arguments[1:], environment)
+    status = import_module(entry.module).main(*configurations)
+    return int(status) if entry.running_server else 0

@@ -51,7 +51,7 @@ def parser() -> flags.Parser:
         usage="octavo chat MODEL [flags]\n       octavo chat --url URL [MODEL] [flags]",
         description=f"Talk to a model. {HELP}.",
     )
-    flags.add_model(made, help_text="demo model alias (smollm2), directory, .gguf file or hub id; with --url, its served name")
+    flags.add_model(made, more_help="; with --url, its served name")
     made.add_argument("-q", dest="quick", metavar="TEXT", help="the same as --quick")
     flags.add_flags(made, ChatOptions, title="chat")
     flags.add_flags(made, SamplingFlags, title="sampling")
@@ -60,11 +60,8 @@ def parser() -> flags.Parser:
 
 
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
-    parsed = parser().parse_args(arguments)
-    flags.take_model(parsed)
-    flags.warn_of_unknown(environment, OPTIONS)
-    options = flags.configure(ChatOptions, parsed, environment)
-    sampling = flags.configure(SamplingFlags, parsed, environment)
+    always = (ChatOptions, SamplingFlags)
+    parsed, (options, sampling) = flags.read(parser(), always, arguments, environment, also_known=(EngineConfig,))
     if options.url is not None:
         from octavo.commands.remote import RemotePartner
 

@@ -40,10 +40,7 @@ def parser() -> flags.Parser:
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
     from octavo.commands.remote import RemotePartner
 
-    parsed = parser().parse_args(arguments)
-    flags.warn_of_unknown(environment, OPTIONS)
-    options = flags.configure(CompleteOptions, parsed, environment)
-    sampling = flags.configure(SamplingFlags, parsed, environment)
+    _, (options, sampling) = flags.read(parser(), OPTIONS, arguments, environment)
     partner = RemotePartner(options.url, api_key=options.api_key, model=options.model_name, fields=sampling.given())
     if options.quick is not None:
         if not options.quick:

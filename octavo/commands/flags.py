@@ -171,6 +171,22 @@ def _shown(field: Field) -> str:
     return f"{field.default:g}" if field.kind == "float" else str(field.default)
 
 
+def read(
+    parser: Parser,
+    options: Options,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    also_known: Options = (),
+) -> tuple[argparse.Namespace, list[Any]]:
+    """All that a command does with what it is given: the flags as they are parsed, and one configuration for each of
+    ``options``. Variables of ``also_known`` are none to warn of. Raises ``ConfigError``, naming the flag or the variable."""
+    parsed = parser.parse_args(arguments)
+    take_model(parsed)
+    warn_of_unknown(environment, options + also_known)
+    return parsed, [configure(struct, parsed, environment) for struct in options]
+
+
 def configure(struct: type[T], arguments: argparse.Namespace, environment: Mapping[str, str]) -> T:
     """A configuration from flags and environment. Raises ``ConfigError``, naming the flag or the variable."""
     values: dict[str, Any] = {}
@@ -269,9 +285,10 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def add_model(parser: argparse.ArgumentParser, *, help_text: str) -> None:
+def add_model(parser: argparse.ArgumentParser, *, more_help: str = "") -> None:
     """The model as the one positional argument, or as ``--model``."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=help_text)
+    text = f"demo model alias (smollm2), directory, .gguf file or hub id{more_help}"
+    parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=text)
     parser.add_argument("--model", dest="model_flag", metavar="MODEL", default=argparse.SUPPRESS, help="the same as MODEL")
 
 

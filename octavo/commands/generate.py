@@ -29,7 +29,7 @@ def parser() -> flags.Parser:
         usage="octavo generate MODEL -p PROMPT [flags]",
         description="Complete prompts and print the text.",
     )
-    flags.add_model(made, help_text="demo model alias (smollm2), directory, .gguf file or hub id")
+    flags.add_model(made)
     made.add_argument("-p", dest="prompt", action="append", metavar="PROMPT", help="the same as --prompt")
     flags.add_flags(made, GenerateOptions, title="generate")
     flags.add_flags(made, SamplingFlags, title="sampling")
@@ -38,12 +38,7 @@ def parser() -> flags.Parser:
 
 
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
-    parsed = parser().parse_args(arguments)
-    flags.take_model(parsed)
-    flags.warn_of_unknown(environment, OPTIONS)
-    config = flags.configure(EngineConfig, parsed, environment)
-    options = flags.configure(GenerateOptions, parsed, environment)
-    sampling = flags.configure(SamplingFlags, parsed, environment)
+    _, (config, options, sampling) = flags.read(parser(), OPTIONS, arguments, environment)
     prompts = list(options.prompt) or [sys.stdin.read()]
     if not any(prompts):
         raise ConfigError("there is no prompt: give one with -p, or on standard input")

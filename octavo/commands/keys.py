@@ -45,8 +45,7 @@ def parser() -> flags.Parser:
 
 
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
-    parsed = parser().parse_args(arguments)
-    wanted = flags.configure(NewKey, parsed, environment)
+    parsed, (wanted,) = flags.read(parser(), OPTIONS, arguments, environment)
     secret = new_key()
     fields = {name: value for name, value in msgspec.structs.asdict(wanted).items() if name != "file"}
     try:

@@ -20,16 +20,13 @@ def parser() -> flags.Parser:
         "is as large as the weights in memory; delete it when it is not wanted. It is of this build and this kind of "
         "processor, and left alone when either, or the model, has changed; pack again then.",
     )
-    flags.add_model(made, help_text="demo model alias (smollm2), directory, .gguf file or hub id")
+    flags.add_model(made)
     flags.add_flags(made, EngineConfig, title="engine", skip=("model",))
     return made
 
 
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
-    parsed = parser().parse_args(arguments)
-    flags.take_model(parsed)
-    flags.warn_of_unknown(environment, OPTIONS)
-    config = flags.configure(EngineConfig, parsed, environment)
+    _, (config,) = flags.read(parser(), OPTIONS, arguments, environment)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no half of a file is left
 
     from tqdm import tqdm

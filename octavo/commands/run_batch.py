@@ -16,7 +16,7 @@ def parser() -> flags.Parser:
         usage="octavo run-batch -i IN.jsonl -o OUT.jsonl --model MODEL [flags]",
         description="Answer a file of completion and chat requests, in the format of the OpenAI batch API.",
     )
-    flags.add_model(made, help_text="demo model alias (smollm2), directory, .gguf file or hub id")
+    flags.add_model(made)
     made.add_argument("-i", dest="input_file", metavar="FILE", help="the same as --input-file")
     made.add_argument("-o", dest="output_file", metavar="FILE", help="the same as --output-file")
     flags.add_flags(made, BatchOptions, title="batch")
@@ -25,8 +25,5 @@ def parser() -> flags.Parser:
 
 
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
-    parsed = parser().parse_args(arguments)
-    flags.take_model(parsed)
-    flags.warn_of_unknown(environment, OPTIONS)
-    config = flags.configure(EngineConfig, parsed, environment)
-    return batch.run(config, flags.configure(BatchOptions, parsed, environment))
+    _, (config, options) = flags.read(parser(), OPTIONS, arguments, environment)
+    return batch.run(config, options)

@@ -16,16 +16,12 @@ def parser() -> flags.Parser:
         usage="octavo serve MODEL [flags]",
         description="Serve a model over HTTP, with the OpenAI API under /v1.",
     )
-    flags.add_model(made, help_text="demo model alias (smollm2), directory, .gguf file or hub id")
+    flags.add_model(made)
     flags.add_flags(made, ServerOptions, title="server")
     flags.add_flags(made, EngineConfig, title="engine", skip=("model",))
     return made
 
 
 def run(arguments: Sequence[str], *, environment: Mapping[str, str], started: float) -> int:
-    parsed = parser().parse_args(arguments)
-    flags.take_model(parsed)
-    flags.warn_of_unknown(environment, OPTIONS)
-    config = flags.configure(EngineConfig, parsed, environment)
-    options = flags.configure(ServerOptions, parsed, environment)
+    _, (config, options) = flags.read(parser(), OPTIONS, arguments, environment)
     return server.run(config, options, process_start=started)

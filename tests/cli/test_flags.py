@@ -169,6 +169,13 @@ def test_variables_of_other_commands_are_known(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == ""
 
 
+def test_a_command_without_a_model_points_them_out_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    assert keys.run(["new", "ops"], environment={"OCTAVO_FILE": str(file), "OCTAVO_ROEL": "admin"}, started=0.0) == 0
+    assert "octavo: warning: OCTAVO_ROEL sets nothing; did you mean OCTAVO_ROLE?" in capsys.readouterr().err
+    assert file.exists()
+
+
 PARSERS = [
     serve.parser(),
     chat.parser(),
