@@ -15,7 +15,15 @@ import msgspec
 from octavo.backends.base import Backend, BatchCapacity, KVCache, KVCacheSpec
 from octavo.build_memory import check_context_fits, check_weights_fit, resolve_num_blocks, resolve_swap_space
 from octavo.build_packed import PackingBackend, WeightsToKeep, find_packed
-from octavo.config import ConfigError, ContextTooLongError, EngineConfig, ModelConfig
+from octavo.build_resolve import (
+    check_budgets,
+    check_heads,
+    kv_cache_spec,
+    resolve_dtype,
+    resolve_max_model_len,
+    resolve_weight_format,
+)
+from octavo.config import ConfigError, EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
 from octavo.engine.grammar import GrammarSource
 from octavo.engine.scheduler import Scheduler
@@ -61,7 +69,6 @@ class Parts:
     cache: KVCache
     max_model_len: int
     weight_format: WeightFormat
-    grammars: GrammarSource
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class _Stopwatch:
     """Seconds of each phase of the start-up, told to ``progress`` as it happens. A phase that finds no memory raises
     ``ConfigError``."""
 
-    progress: Progress
+    progress: Progress = lambda phase, fraction: None
     phases: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -114,21 +121,22 @@ def load(
     Raises:
         ConfigError: the configuration cannot work, in one line that says what to change.
     """
-    watch = _Stopwatch(progress or (lambda phase, fraction: None))
+    watch = _Stopwatch(progress) if progress else _Stopwatch()
 
     def shown(backend: Backend) -> Backend:
         on_backend(backend)
         return backend
 
-    parts = _load_parts(config, watch, shown)
+    parts = load_parts(config, around=shown, watch=watch)
+    grammars = GrammarThread(lambda: open_frontend(config).vocabulary())  # opened when the first grammar is asked for
     with watch.phase("start engine"):
-        engine = assemble_parts(config, parts, isolate=Isolate(probe) if isolate else None)
+        engine = assemble(config, parts, grammars=grammars, isolate=Isolate(probe) if isolate else None)
     spec, backend = parts.cache.spec, parts.backend
     return Loaded(
         engine=engine,
         model_config=parts.model_config,
         max_model_len=parts.max_model_len,
-        grammars=parts.grammars,
+        grammars=grammars,
         facts={
             "model": config.model,
             "architecture": parts.model_config.architecture,
@@ -147,15 +155,6 @@ def load(
             "phases": watch.phases,
         },
     )
-
-
-def load_parts(config: EngineConfig, *, around: Callable[[Backend], Backend]) -> Parts:
-    """Everything but the engine, for whoever looks inside. ``around`` may wrap the backend before anything is built on it.
-
-    Raises:
-        ConfigError: as ``load``.
-    """
-    return _load_parts(config, _Stopwatch(lambda phase, fraction: None), around)
 
 
 def pack(config: EngineConfig, progress: Progress) -> tuple[Path, int]:
@@ -226,7 +225,18 @@ def _load_weights(config: EngineConfig, opened: _OpenedModel, watch: _Stopwatch,
         )
 
 
-def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backend], Backend]) -> Parts:
+def load_parts(
+    config: EngineConfig,
+    *,
+    around: Callable[[Backend], Backend] = lambda backend: backend,
+    watch: _Stopwatch | None = None,
+) -> Parts:
+    """Everything but the engine, for whoever looks inside. ``around`` may wrap the backend before anything is built on it.
+
+    Raises:
+        ConfigError: as ``load``.
+    """
+    watch = watch or _Stopwatch()
     opened = _open_model(config, watch, around)
     checkpoint, backend, spec = opened.checkpoint, opened.backend, opened.spec
     max_model_len, weight_format, memory_before = opened.max_model_len, opened.weight_format, opened.memory_before
@@ -243,8 +253,7 @@ def _load_parts(config: EngineConfig, watch: _Stopwatch, around: Callable[[Backe
         config = msgspec.structs.replace(config, swap_space=resolve_swap_space(config, left))
         name = f"{checkpoint.path}:{weight_format}:{config.activation_bits}"
         kv, cache = make_kv_cache(config, spec, backend, max_model_len=max_model_len, num_blocks=num_blocks, namespace=name)
-    grammars = GrammarThread(lambda: open_frontend(config).vocabulary())  # opened when the first grammar is asked for
-    return Parts(backend, model, checkpoint.config, kv, cache, max_model_len, weight_format, grammars)
+    return Parts(backend, model, checkpoint.config, kv, cache, max_model_len, weight_format)
 
 
 def make_kv_cache(
@@ -301,22 +310,14 @@ def make_kv_manager(
 
 
 def assemble(
-    config: EngineConfig,
-    model_config: ModelConfig,
-    model: Model,
-    backend: Backend,
-    kv: KVManager,
-    cache: KVCache,
-    *,
-    max_model_len: int,
-    grammars: GrammarSource | None = None,
-    isolate: Isolate | None = None,
+    config: EngineConfig, parts: Parts, *, grammars: GrammarSource | None = None, isolate: Isolate | None = None
 ) -> Engine:
-    """An engine over a loaded model and its cache, warmed up."""
+    """An engine over loaded parts, warmed up."""
+    model_config, max_model_len = parts.model_config, parts.max_model_len
     runner = ModelRunner(
-        model,
-        cache,
-        backend,
+        parts.model,
+        parts.cache,
+        parts.backend,
         max_num_seqs=config.max_num_seqs,
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
@@ -325,8 +326,14 @@ def assemble(
     )
     runner.warm_up()
     executor = LocalExecutor(runner)
-    cache.find_pages()
-    scheduler = Scheduler(config, kv, max_model_len=max_model_len, eos_token_ids=model_config.eos_token_ids, grammars=grammars)
+    parts.cache.find_pages()
+    scheduler = Scheduler(
+        config,
+        parts.kv,
+        max_model_len=max_model_len,
+        eos_token_ids=model_config.eos_token_ids,
+        grammars=grammars,
+    )
     return Engine(scheduler, executor, max_in_flight=2 if config.async_scheduling else 1)
 
 
@@ -339,21 +346,6 @@ def _largest_batch(config: EngineConfig, max_model_len: int, vocab_size: int) ->
         blocks=-(-max_model_len // config.block_size),
         logits_rows=min(tokens, config.max_num_seqs + drafts),
         vocab_size=vocab_size,
-    )
-
-
-def assemble_parts(config: EngineConfig, parts: Parts, *, isolate: Isolate | None = None) -> Engine:
-    """An engine over loaded parts, warmed up."""
-    return assemble(
-        config,
-        parts.model_config,
-        parts.model,
-        parts.backend,
-        parts.kv,
-        parts.cache,
-        max_model_len=parts.max_model_len,
-        grammars=parts.grammars,
-        isolate=isolate,
     )
 
 
@@ -424,56 +416,6 @@ def make_backend(config: EngineConfig, dtype: str) -> Backend:
         raise ConfigError(f"{error}; `octavo doctor` shows what this machine can run") from error
 
 
-def resolve_dtype(config: EngineConfig, model: ModelConfig) -> str:
-    """The dtype of weights and activations: "bfloat16" or "float32".
-
-    Raises:
-        ConfigError: float16 was asked for.
-    """
-    if config.dtype in ("half", "float16"):
-        raise ConfigError("float16 is not computed on this backend: use --dtype bfloat16 (same size) or --dtype float32")
-    if config.dtype == "auto":
-        return "float32" if model.dtype == "float32" else "bfloat16"
-    return "float32" if config.dtype == "float" else config.dtype
-
-
-def resolve_weight_format(config: EngineConfig, kind: str, model: ModelConfig, *, dtype: str, isa: str) -> WeightFormat:
-    """How the weights of a checkpoint of this kind are computed.
-
-    Raises:
-        ConfigError: only a GGUF file has integers of its own.
-    """
-    if config.quantization == "auto":
-        # With AMX plain numbers were faster from 32 sequences on; who asks for float32 asks for the most exact there is.
-        return "stored" if model.integer_types and dtype != "float32" and isa != "amx" else "plain"
-    if config.quantization == "stored" and kind != "gguf":
-        raise ConfigError("--quantization stored computes a GGUF file's own integers; for other checkpoints use int8 or int4")
-    return "plain" if config.quantization == "none" else config.quantization
-
-
-def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """The longest sequence in tokens.
-
-    Raises:
-        ContextTooLongError: more than the model's positions were asked for.
-    """
-    limit = _most_positions(model)
-    if config.max_model_len is not None and config.max_model_len > limit:
-        raise ContextTooLongError(
-            f"--max-model-len {config.max_model_len} is more than the {limit} positions that the model was made for"
-        )
-    return config.max_model_len or model.max_position_embeddings
-
-
-def _most_positions(model: ModelConfig) -> int:
-    """What may be asked for: those that the configuration names, or the more to which its scaling stretches them."""
-    known, scaling = model.max_position_embeddings, model.rope_scaling
-    if scaling is None or scaling.rope_type not in ("linear", "dynamic", "yarn"):
-        return known
-    stretched = known if scaling.rope_type != "yarn" else scaling.original_max_position_embeddings or known
-    return max(known, round(stretched * scaling.factor))
-
-
 def pin_prefixes(engine: Engine, config: EngineConfig, prefixes: Sequence[Sequence[int]]) -> None:
     """Pin the prefixes of ``config.pin_prefix``, given as token ids in the same order.
 
@@ -485,45 +427,3 @@ def pin_prefixes(engine: Engine, config: EngineConfig, prefixes: Sequence[Sequen
             engine.pin_prefix(token_ids)
         except ParameterError as error:
             raise ConfigError(f"--pin-prefix {file}: {error}") from None
-
-
-def check_budgets(config: EngineConfig, max_model_len: int) -> None:
-    """Raises ``ConfigError`` where a step's token budget is too small for what it must hold."""
-    if config.pin_prefix and not config.enable_prefix_caching:
-        raise ConfigError("--pin-prefix needs prefix caching: leave out --no-enable-prefix-caching")
-    if config.pin_prefix and config.kv_allocation != "paged":
-        raise ConfigError(f"--kv-allocation {config.kv_allocation} has no prefix caching: leave out --pin-prefix")
-    if config.max_num_batched_tokens < config.max_num_seqs:
-        raise ConfigError(
-            f"--max-num-batched-tokens {config.max_num_batched_tokens} must be at least --max-num-seqs {config.max_num_seqs}: "
-            f"add --max-num-batched-tokens {config.max_num_seqs} or more"
-        )
-    if config.kv_allocation != "paged" and config.preemption_mode == "swap":
-        raise ConfigError(
-            f"--kv-allocation {config.kv_allocation} reserves all memory in advance and never preempts: leave out "
-            "--preemption-mode swap"
-        )
-    if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
-        raise ConfigError(
-            f"without chunked prefill --max-num-batched-tokens ({config.max_num_batched_tokens}) must be at least "
-            f"--max-model-len ({max_model_len})"
-        )
-
-
-def check_heads(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises ``ConfigError`` for heads that the backend has no kernels for."""
-    if config.backend == "cpu" and (model.head_dim % 8 or model.head_dim > 256):
-        raise ConfigError(
-            f"the model's heads have {model.head_dim} elements; the cpu backend computes multiples of 8 up to 256. "
-            "`--backend reference` computes any, slowly"
-        )
-
-
-def kv_cache_spec(config: EngineConfig, model: ModelConfig, dtype: str) -> KVCacheSpec:
-    return KVCacheSpec(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=config.block_size,
-        dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
-    )

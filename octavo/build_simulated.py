@@ -5,7 +5,8 @@ The counterpart of ``build.load``: no weights, no device, no tensors. The config
 
 from dataclasses import dataclass
 
-from octavo.build import check_budgets, make_kv_manager
+from octavo.build import make_kv_manager
+from octavo.build_resolve import check_budgets
 from octavo.clock import VirtualClock
 from octavo.config import ConfigError, EngineConfig
 from octavo.engine.engine import Engine

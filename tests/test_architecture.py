@@ -11,7 +11,6 @@ PACKAGE = Path(__file__).resolve().parents[1] / "octavo"
 
 LEAVES = {"config", "sampling_params", "request", "step", "outputs", "metrics", "clock", "server_url"}
 TEXT = {"tokenizer", "detokenizer", "chat_template", "gguf_tokenizer", "token_bytes", "prefix_files"}
-ENTRY_POINTS = {"cli", "commands", "server", "llm", "bench"}
 
 # package or module -> the parts of octavo that it may import, beside the leaves and itself
 ALLOWED: dict[str, set[str]] = {
@@ -19,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(TEXT, TEXT),
     "memory": set(),
     "engine": {"memory", "executor.base"},
-    "executor": {"worker", "distributed"},
+    "executor": set(),
     "worker": {"sampling", "models", "backends.base"},
     "sampling": {"backends.base"},
     "structured": set(),
@@ -30,9 +29,11 @@ ALLOWED: dict[str, set[str]] = {
     "backends": {"quant", "_native"},
     "build_memory": {"models", "layers", "backends.base"},
     "build_packed": {"layers", "weights", "backends.base"},
+    "build_resolve": {"layers", "backends.base"},
     "build": {
         "build_memory",
         "build_packed",
+        "build_resolve",
         "engine",
         "executor",
         "memory",
@@ -45,10 +46,11 @@ ALLOWED: dict[str, set[str]] = {
         "structured",
         "tokenizer",
     },
-    "build_simulated": {"build", "engine", "executor"},
+    "build_simulated": {"build", "build_resolve", "engine", "executor"},
     "llm": {"build", "structured", "weights.hub", *TEXT},
     "bench": {
         "build",
+        "build_resolve",
         "build_simulated",
         "engine.engine",
         "backends.base",

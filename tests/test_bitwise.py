@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from octavo import build
+from octavo import build, build_resolve
 from octavo.backends.base import Backend
 from octavo.backends.cpu import lanes
 from octavo.backends.cpu.topology import default_threads
@@ -114,9 +114,18 @@ def engine_with(loaded: LoadedModel, *, num_blocks: int = 400, **changes: Any) -
     settings: dict[str, Any] = {**plain, **changes}
     settings["kv_cache_dtype"] = loaded.kv_cache_dtype
     config = EngineConfig(model="smollm2", max_model_len=MAX_MODEL_LEN, **settings)
-    spec = build.kv_cache_spec(config, loaded.config, loaded.backend.compute_dtype)
+    spec = build_resolve.kv_cache_spec(config, loaded.config, loaded.backend.compute_dtype)
     kv, cache = build.make_kv_cache(config, spec, loaded.backend, max_model_len=MAX_MODEL_LEN, num_blocks=num_blocks)
-    return build.assemble(config, loaded.config, loaded.model, loaded.backend, kv, cache, max_model_len=MAX_MODEL_LEN)
+    parts = build.Parts(
+        backend=loaded.backend,
+        model=loaded.model,
+        model_config=loaded.config,
+        kv=kv,
+        cache=cache,
+        max_model_len=MAX_MODEL_LEN,
+        weight_format=loaded.weight_format,
+    )
+    return build.assemble(config, parts)
 
 
 def run(engine: Engine, todo: list[Request], *, at_once: int = 1000) -> Outputs:

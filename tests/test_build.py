@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo import build, build_memory
+from octavo import build, build_memory, build_resolve
 from octavo.backends.base import KVCacheSpec
 from octavo.backends.reference.backend import ReferenceBackend
 from octavo.commands import flags, serve
@@ -39,8 +39,8 @@ MODEL = ModelConfig(
 
 def resolve(*, memory: int = 16 * GIB, weights: int = GIB, **changes: Any) -> tuple[int, KVCacheSpec]:
     config = EngineConfig(model="m", **changes)
-    spec = build.kv_cache_spec(config, MODEL, build.resolve_dtype(config, MODEL))
-    length = build.resolve_max_model_len(config, MODEL)
+    spec = build_resolve.kv_cache_spec(config, MODEL, build_resolve.resolve_dtype(config, MODEL))
+    length = build_resolve.resolve_max_model_len(config, MODEL)
     return build_memory.resolve_num_blocks(config, spec, max_model_len=length, memory=memory, weight_bytes=weights), spec
 
 
@@ -70,12 +70,12 @@ STORED = int(4.9 * GIB)
 def fit(*, memory: int, stored: bool, model: ModelConfig = LARGE, **changes: Any) -> None:
     """Whether a model of eight billion weights can be loaded, and whether there is a pool beside them."""
     config = EngineConfig(model="m", **changes)
-    dtype, length = build.resolve_dtype(config, model), build.resolve_max_model_len(config, model)
-    spec = build.kv_cache_spec(config, model, dtype)
+    dtype, length = build_resolve.resolve_dtype(config, model), build_resolve.resolve_max_model_len(config, model)
+    spec = build_resolve.kv_cache_spec(config, model, dtype)
     types = ("Q4_K",) if stored else ()
     model = msgspec.structs.replace(model, integer_types=types)
     kind = "gguf" if stored else "safetensors"
-    weight_format = build.resolve_weight_format(config, kind, model, dtype=dtype, isa="avx512")
+    weight_format = build_resolve.resolve_weight_format(config, kind, model, dtype=dtype, isa="avx512")
     build_memory.check_weights_fit(
         config,
         model,
@@ -134,7 +134,7 @@ def test_swap_space_is_beside_weights_and_pool(tmp_path: Path, monkeypatch: pyte
 
     def load(swap_space: float, pool: int) -> build.Parts:
         config = EngineConfig(model=str(tiny), block_size=256, swap_space=swap_space, kv_cache_memory_bytes=pool)
-        return build.load_parts(config, around=lambda backend: backend)
+        return build.load_parts(config)
 
     cache = load(1.0, 5 * GIB // 2).cache
     assert 0 < cache.num_host_blocks * cache.spec.bytes_per_block < GIB // 2
@@ -172,7 +172,10 @@ def test_a_context_that_memory_does_not_hold_is_told_before_anything_is_made(ask
 
     def check(**changes: Any) -> None:
         config = EngineConfig(model="m", **changes)
-        spec, length = build.kv_cache_spec(config, model, "bfloat16"), build.resolve_max_model_len(config, model)
+        spec, length = (
+            build_resolve.kv_cache_spec(config, model, "bfloat16"),
+            build_resolve.resolve_max_model_len(config, model),
+        )
         build_memory.check_context_fits(config, spec, max_model_len=length, memory=16 * GIB, weight_bytes=STORED)
         weights = int(STORED * 1.05) + length * model.head_dim * 4
         build_memory.resolve_num_blocks(config, spec, max_model_len=length, memory=16 * GIB, weight_bytes=weights)
@@ -187,7 +190,7 @@ def test_a_context_that_memory_does_not_hold_is_told_before_anything_is_made(ask
     with pytest.raises(ConfigError, match="Lower --max-model-len"):
         build_memory.check_context_fits(
             EngineConfig(model="m"),
-            build.kv_cache_spec(EngineConfig(model="m"), model, "bfloat16"),
+            build_resolve.kv_cache_spec(EngineConfig(model="m"), model, "bfloat16"),
             max_model_len=10_000,
             memory=STORED,
             weight_bytes=STORED,
@@ -321,7 +324,7 @@ def test_three_ways_when_the_machine_has_room() -> None:
 )
 def test_dtype(asked: Any, stored: Any, expected: str) -> None:
     model = ModelConfig(**{name: getattr(MODEL, name) for name in MODEL.__struct_fields__} | {"dtype": stored})
-    assert build.resolve_dtype(EngineConfig(model="m", dtype=asked), model) == expected
+    assert build_resolve.resolve_dtype(EngineConfig(model="m", dtype=asked), model) == expected
 
 
 @pytest.mark.parametrize(
@@ -337,10 +340,10 @@ def test_dtype(asked: Any, stored: Any, expected: str) -> None:
 )
 def test_as_long_as_the_positions_stretch(scaling: RopeScaling | None, most: int) -> None:
     model = msgspec.structs.replace(MODEL, rope_scaling=scaling)
-    assert build.resolve_max_model_len(EngineConfig(model="m"), model) == 4096
-    assert build.resolve_max_model_len(EngineConfig(model="m", max_model_len=most), model) == most
+    assert build_resolve.resolve_max_model_len(EngineConfig(model="m"), model) == 4096
+    assert build_resolve.resolve_max_model_len(EngineConfig(model="m", max_model_len=most), model) == most
     with pytest.raises(ConfigError, match=f"more than the {most} positions"):
-        build.resolve_max_model_len(EngineConfig(model="m", max_model_len=most + 1), model)
+        build_resolve.resolve_max_model_len(EngineConfig(model="m", max_model_len=most + 1), model)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +352,7 @@ def test_as_long_as_the_positions_stretch(scaling: RopeScaling | None, most: int
 def test_heads_without_kernels_are_refused_before_anything_is_loaded(size: int, backend: Any, fine: bool) -> None:
     config, model = EngineConfig(model="m", backend=backend), msgspec.structs.replace(MODEL, head_dim=size)
     with contextlib.nullcontext() if fine else pytest.raises(ConfigError, match=f"heads have {size} elements"):
-        build.check_heads(config, model)
+        build_resolve.check_heads(config, model)
 
 
 def manager(num_blocks: int, **changes: Any) -> KVManager:
@@ -370,6 +373,6 @@ def test_how_the_cache_is_allocated_is_chosen_by_name() -> None:
 
 def test_what_is_reserved_is_never_swapped_and_never_shared() -> None:
     with pytest.raises(ConfigError, match="leave out --pin-prefix"):
-        build.check_budgets(EngineConfig(model="m", kv_allocation="orca-max", pin_prefix=("file",)), 100)
+        build_resolve.check_budgets(EngineConfig(model="m", kv_allocation="orca-max", pin_prefix=("file",)), 100)
     with pytest.raises(ConfigError, match="leave out --preemption-mode swap"):
-        build.check_budgets(EngineConfig(model="m", kv_allocation="orca-max", preemption_mode="swap"), 100)
+        build_resolve.check_budgets(EngineConfig(model="m", kv_allocation="orca-max", preemption_mode="swap"), 100)

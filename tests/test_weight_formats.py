@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo import LLM, SamplingParams, build
+from octavo import LLM, SamplingParams, build, build_resolve
 from octavo.config import ConfigError, EngineConfig
 from octavo.layers.loader import WeightFormat
 from tests.test_build import MODEL
@@ -44,7 +44,7 @@ def resolve(
     quantization: Any, *, kind: str, dtype: str = "bfloat16", isa: str = "avx2", types: tuple[str, ...] = ()
 ) -> WeightFormat:
     config, model = EngineConfig(model="m", quantization=quantization), msgspec.structs.replace(MODEL, integer_types=types)
-    return build.resolve_weight_format(config, kind, model, dtype=dtype, isa=isa)
+    return build_resolve.resolve_weight_format(config, kind, model, dtype=dtype, isa=isa)
 
 
 def test_an_engine_says_its_format(smollm2_path: Path) -> None:

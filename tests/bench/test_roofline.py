@@ -218,7 +218,7 @@ def test_decoding_sees_the_context_that_was_asked_for(tiny: str, monkeypatch: py
     """In the middle of the measured steps, give or take what planning the prompts takes; all sequences stay to the end."""
     options = RooflineOptions(batch_size=(5,), context_len=60, num_iters=8)
     config = settle(EngineConfig(model=tiny, max_num_batched_tokens=64), options)
-    parts = load_parts(config, around=lambda backend: backend)
+    parts = load_parts(config)
     measured = Steps(config, parts, TimedBackend(parts.backend))
     seen: list[list[int]] = []
     submit = measured._engine.executor.submit

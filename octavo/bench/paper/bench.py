@@ -146,7 +146,7 @@ class Bench:
         config = msgspec.structs.replace(
             self.config, max_model_len=max_model_len, num_gpu_blocks_override=-(-max_model_len // self.config.block_size)
         )
-        return load_parts(config, around=lambda backend: backend)
+        return load_parts(config)
 
     @cached_property
     def machine(self) -> str:

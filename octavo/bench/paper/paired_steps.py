@@ -7,6 +7,7 @@ engines differ by is what the comparison cannot tell.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from statistics import median, quantiles
 
@@ -14,7 +15,8 @@ import msgspec
 
 from octavo.bench.paper.figure import Record
 from octavo.bench.workload import request
-from octavo.build import Parts, assemble, kv_cache_spec, make_kv_cache
+from octavo.build import Parts, assemble, make_kv_cache
+from octavo.build_resolve import kv_cache_spec
 from octavo.clock import Clock
 from octavo.config import EngineConfig
 from octavo.engine.engine import Engine
@@ -84,4 +86,4 @@ def _engine(config: EngineConfig, parts: Parts, block_size: int, *, rows: int, l
     spec = kv_cache_spec(mine, parts.model_config, parts.backend.compute_dtype)
     num_blocks = 2 * rows * -(-sum(lengths) // block_size)  # nobody waits for room to grow
     kv, cache = make_kv_cache(mine, spec, parts.backend, max_model_len=sum(lengths), num_blocks=num_blocks)
-    return assemble(mine, parts.model_config, parts.model, parts.backend, kv, cache, max_model_len=sum(lengths))
+    return assemble(mine, replace(parts, kv=kv, cache=cache, max_model_len=sum(lengths)))

@@ -15,7 +15,7 @@ import numpy as np
 from octavo.backends.base import Batch
 from octavo.bench.roofline.timed import Call, TimedBackend
 from octavo.bench.workload import request
-from octavo.build import Parts, assemble_parts
+from octavo.build import Parts, assemble
 from octavo.config import EngineConfig
 from octavo.step import BlockCopies, ModelOutput, SchedulerOutput
 
@@ -56,7 +56,7 @@ class Steps:
         self._config = config
         self._parts = parts
         self._timed = timed
-        self._engine = assemble_parts(config, parts)
+        self._engine = assemble(config, parts)
         self._numbers = count()
         self._fill_cache()
 
