@@ -20,6 +20,7 @@ KVAllocation = Literal["paged", "orca-max", "orca-pow2", "orca-oracle", "fastert
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 Positive = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
+_AT = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
 class ConfigError(ValueError):
@@ -34,15 +35,28 @@ class KVCacheTooLargeError(ConfigError):
     """Keys and values were asked for that memory does not hold beside the weights."""
 
 
+def one_line(error: BaseException) -> str:
+    """What went wrong elsewhere, as a part of a message of one line."""
+    return " ".join(str(error).split())[:200].rstrip(".")
+
+
+def complaint_of(error: msgspec.ValidationError) -> tuple[str, str]:
+    """What is wrong, as the end of a sentence, and the path of the field that it is about; empty: all of it."""
+    text = str(error)
+    found = _AT.search(text)
+    what = text[: found.start()] if found else text
+    return f"{what[:1].lower()}{what[1:]}".replace("`", ""), found.group(1) if found else ""
+
+
 def configured(struct: type[T], values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> T:
     """``values`` as a configuration of that type, checked. Raises ``ConfigError``, naming the field, or what ``places`` calls
     it."""
     try:
         return msgspec.convert(values, struct)
     except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$.")
-        name = re.split(r"[.\[`]", path)[0]
-        raise ConfigError(f"{(places or {}).get(name, name)}: {what[:1].lower()}{what[1:].replace('`', '')}") from None
+        what, path = complaint_of(error)
+        name = re.split(r"[.\[]", path)[0]
+        raise ConfigError(f"{(places or {}).get(name, name)}: {what}") from None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +191,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     integer_types: tuple[str, ...] = ()
     """Types of a GGUF file's matrices that are stored as integers, such as Q4_1."""
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     default_sampling: dict[str, Any] = {}
     """Sampling defaults of generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo.config import ConfigError
+from octavo.config import ConfigError, one_line
 from octavo.sampling_params import ParameterError
 from octavo.token_bytes import Decoding, TokenBytes, parse_decoder
 
@@ -224,7 +224,7 @@ def _load_tokenizer_json(file: Path) -> Any:
     try:
         library_tokenizer = LibraryTokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception for every fault of the file
-        raise ConfigError(f"{file} is broken: {_one_line(error)}; download it again.") from None
+        raise ConfigError(f"{file} is broken: {one_line(error)}; download it again.") from None
     library_tokenizer.no_truncation()
     library_tokenizer.no_padding()
     return library_tokenizer
@@ -242,7 +242,7 @@ def _read_config(file: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text("utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{file} is broken: {_one_line(error)}; download it again.") from None
+        raise ConfigError(f"{file} is broken: {one_line(error)}; download it again.") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{file} is broken: not a JSON object; download it again.")
     return config
@@ -351,8 +351,4 @@ def _read_text(file: Path) -> str:
     try:
         return file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The chat template {file} cannot be read: {_one_line(error)}.") from None
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".")
+        raise ConfigError(f"The chat template {file} cannot be read: {one_line(error)}.") from None

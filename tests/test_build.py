@@ -172,10 +172,8 @@ def test_a_context_that_memory_does_not_hold_is_told_before_anything_is_made(ask
 
     def check(**changes: Any) -> None:
         config = EngineConfig(model="m", **changes)
-        spec, length = (
-            build_resolve.kv_cache_spec(config, model, "bfloat16"),
-            build_resolve.resolve_max_model_len(config, model),
-        )
+        spec = build_resolve.kv_cache_spec(config, model, "bfloat16")
+        length = build_resolve.resolve_max_model_len(config, model)
         build_memory.check_context_fits(config, spec, max_model_len=length, memory=16 * GIB, weight_bytes=STORED)
         weights = int(STORED * 1.05) + length * model.head_dim * 4
         build_memory.resolve_num_blocks(config, spec, max_model_len=length, memory=16 * GIB, weight_bytes=weights)

@@ -21,7 +21,7 @@ from octavo.chat_template.sandbox import (
     TemplateLimitError,
     TemplateRefusal,
 )
-from octavo.config import ConfigError
+from octavo.config import ConfigError, one_line
 from octavo.sampling_params import ParameterError
 
 MAX_TEMPLATE_CHARACTERS = 2**20
@@ -75,7 +75,7 @@ class ChatTemplate:
                 line = getattr(error, "lineno", None)
                 where = f" at line {line}" if line else ""
                 raise ConfigError(
-                    f"The chat template in {source} does not compile{where}: {_one_line(error)};"
+                    f"The chat template in {source} does not compile{where}: {one_line(error)};"
                     " correct it or use --chat-template FILE."
                 ) from None
         return cls(environment, compiled)
@@ -148,7 +148,7 @@ class ChatTemplate:
             raise ParameterError("These messages are too much to render.", param="messages") from None
         except Exception as error:  # a template fails in every way Python can; no client sees a traceback
             raise ParameterError(
-                f"The model's chat template cannot render these messages: {_one_line(error)}.", param="messages"
+                f"The model's chat template cannot render these messages: {one_line(error)}.", param="messages"
             ) from None
 
 
@@ -299,7 +299,3 @@ def _is_field(node: nodes.Node | None, field: str, aliases: frozenset[str]) -> b
     if isinstance(node, nodes.Getattr):
         return node.attr == field
     return isinstance(node, nodes.Name) and node.name in aliases
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".")

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from octavo.config import complaint_of
+
 Schema = bool | dict[str, Any]
-_AT = re.compile(r" - at `\$\.?([^`]*)`$")
 _CONTENT = re.compile(r"content(\.json_schema)?")
 _ANY = "(.|\\n)*"
 
@@ -156,18 +157,12 @@ def read_tags(value: Any) -> Tags:
             return Tags(msgspec.convert(value, NewerTags).format, older=False)
         given = msgspec.convert(value, OlderTags)
     except msgspec.ValidationError as error:
-        raise _refused(str(error)) from None
+        raise TagError(*complaint_of(error)) from None
     tags = [
         Tag(begin=item.begin, content=JsonSchema(_decoded(item.schema, f"structures[{i}].schema")), end=item.end)
         for i, item in enumerate(given.structures)
     ]
     return Tags(TriggeredTags(given.triggers, tags), older=True)
-
-
-def _refused(complaint: str) -> TagError:
-    found = _AT.search(complaint)
-    what = complaint[: found.start()] if found else complaint
-    return TagError(f"{what[:1].lower()}{what[1:]}".replace("`", ""), found.group(1) if found else "")
 
 
 def _decoded(schema: Schema | str, path: str) -> Schema:

@@ -13,7 +13,7 @@ import numpy as np
 
 from octavo.config import ConfigError, ModelConfig, RopeScaling
 from octavo.quant.gguf import GgmlType
-from octavo.weights.fields import MAX_TOKEN_ID, Fields
+from octavo.weights.fields import Fields
 from octavo.weights.gguf_file import GgufFile, GgufTensor
 from octavo.weights.hf_config import (
     MAX_HEAD_DIM,
@@ -117,7 +117,6 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
         tie_word_embeddings="output.weight" not in file.tensors,
         dtype=_dtype(matrix_types),
         integer_types=_integer_types(matrix_types),
-        bos_token_id=general.maybe_integer("tokenizer.ggml.bos_token_id", low=0, high=MAX_TOKEN_ID),
         eos_token_ids=_end_tokens(general),
         default_sampling=sampling_defaults(Fields(file.path, file.metadata, prefix="general.sampling."), _SAMPLING),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from octavo.config import ConfigError, ModelConfig, RopeScaling
-from octavo.weights.fields import MAX_TOKEN_ID, Fields
+from octavo.weights.fields import Fields
 
 StoredDtype = Literal["float32", "bfloat16", "float16"]
 
@@ -90,7 +90,6 @@ def parse_hf_config(
         qk_norm=family.qk_norm,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
         dtype=_dtype(fields, stored_dtype),
-        bos_token_id=fields.maybe_integer("bos_token_id", low=0, high=MAX_TOKEN_ID),
         eos_token_ids=eos,
         default_sampling=sampling_defaults(generating),
     )

@@ -54,9 +54,9 @@ def test_facts(file: GgufFile) -> None:
 
 
 def test_optional_facts(file: GgufFile) -> None:
-    tokens = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 5}
+    tokens = {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 5}
     config = parse(file, {**tokens, "tokenizer.ggml.eom_token_id": 2})
-    assert (config.bos_token_id, config.eos_token_ids) == (1, (2, 5))
+    assert config.eos_token_ids == (2, 5)
     sampling = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.penalty_repeat": 1.1}
     assert parse(file, sampling).default_sampling == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
     assert parse(file, {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}).rope_scaling is None

@@ -116,8 +116,8 @@ def test_rotary_defaults() -> None:
 
 def test_tokens_and_sampling_defaults() -> None:
     generation = {"eos_token_id": [7, 8, 7], "temperature": 0.6, "top_p": 0.9, "top_k": 20, "do_sample": True}
-    config = parse(generation, eos_token_id=3, bos_token_id=1)
-    assert (config.bos_token_id, config.eos_token_ids) == (1, (7, 8))
+    config = parse(generation, eos_token_id=3)
+    assert config.eos_token_ids == (7, 8)
     assert config.default_sampling == {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
     assert parse(eos_token_id=3).eos_token_ids == (3,)
     assert parse().eos_token_ids == ()
@@ -170,7 +170,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dtype": 3}, "dtype"),
     ({"eos_token_id": -1}, "eos_token_id"),
     ({"eos_token_id": "</s>"}, "eos_token_id"),
-    ({"bos_token_id": 1 << 40}, "bos_token_id"),
+    ({"eos_token_id": 1 << 40}, "eos_token_id"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
     ({**arch("MistralForCausalLM"), "sliding_window": 0}, "sliding_window"),
     ({**arch("Qwen2ForCausalLM"), "use_sliding_window": True, "layer_types": ["full_attention"]}, "layer_types"),
