@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +105,9 @@ def test_an_error_is_its_questions_alone() -> None:
     lane.close()
 
 
-def processes() -> list[int]:
-    """Those of grammars that this process has started."""
-    return grammar_pids(os.getpid())
+def processes(others: Sequence[int] = ()) -> list[int]:
+    """Those of grammars that this process has started, without ``others``, which earlier tests may have left to it."""
+    return [pid for pid in grammar_pids(os.getpid()) if pid not in others]
 
 
 def test_what_ends_a_compilation() -> None:
@@ -125,14 +126,15 @@ def test_what_ends_a_compilation() -> None:
 
 
 def test_a_process_that_is_lost_has_a_successor() -> None:
+    others = processes()
     process = GrammarProcess(lambda: VOCABULARY, lanes=2)
     assert process.ask(0, question(form("a+"))) == process.ask(1, question(form("a+"))) == Verdict()
-    before = processes()
+    before = processes(others)
     assert len(before) == 2
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     assert process.ask(1, question(form("b+"))) == process.ask(0, question(form("b+"))) == Verdict()
-    after = processes()
+    after = processes(others)
     assert len(after) == 2 and not set(before) & set(after)
     process.close()
     wait_until_gone(after)
@@ -153,6 +155,7 @@ def _state(pid: int) -> str:
 
 
 def test_closing_ends_what_is_being_compiled() -> None:
+    others = processes()
     process = GrammarProcess(lambda: VOCABULARY, lanes=2)
     process.ask(0, question(form("a+")))
     slow = question(StructuredOutputsParams(json=SLOW), seconds=60.0)
@@ -164,7 +167,7 @@ def test_closing_ends_what_is_being_compiled() -> None:
         except ProcessClosed as error:
             errors.append(error)
 
-    lanes = processes()  # before one of them has begun to compile
+    lanes = processes(others)  # before one of them has begun to compile
     thread = threading.Thread(target=ask)
     thread.start()
     deadline = time.monotonic() + 30
