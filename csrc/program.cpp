@@ -10,8 +10,8 @@ namespace octavo {
 
 nb::object Program::input(int group, int64_t rows, int64_t columns, int ndim) {
     if (!ops_.empty()) throw std::invalid_argument("inputs must be made before the program's first op");
-    const int64_t most = int64_t{1} << 31;
-    if (rows < 1 || columns < 1 || rows > most || columns > most || ndim < 1 || ndim > 2 || (ndim == 1 && columns != 1)) {
+    const int64_t most = int64_t{1} << 31; // and as many numbers in all
+    if (rows < 1 || columns < 1 || rows > most || columns > most / rows || ndim < 1 || ndim > 2 || (ndim == 1 && columns != 1)) {
         throw std::invalid_argument("input: size out of range");
     }
     ResultMemory::Lease lease = memory_->allocate(rows * columns * 4);

@@ -416,3 +416,89 @@ def test_the_table_of_a_sequence_without_rows_is_not_followed(block_size: int) -
         actual = np.array(backend.ops.attention(cache, 0, row, beside, paged.shape, scale=0.1, window=None))
         assert np.isfinite(expected).all()
         assert same_bits(actual, expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("dtype", "kv_dtype"), CACHES)
+def test_what_a_step_stores_at_the_end_of_a_tile(isa: str, dtype: str, kv_dtype: str) -> None:
+    """The last position of a tile, of several, and of a partition."""
+    paged = Paged(AttentionShape(6, 2, 64), 16, kv_dtype, (64, 128, 512, 1024))
+    chunks = paged.last_rows(1, 1, 1, 1)
+    for threads in (1, 2):
+        backend = device(isa, dtype, threads)
+        expected = paged.attend(backend, paged.filled_cache(backend), *chunks)
+        cache = paged.filled_cache(backend)
+        for chunk in chunks:
+            slots, poison = paged.slots(chunk.sequence, chunk.start, chunk.end), np.full((1, width_of(paged.shape)), np.nan)
+            store(backend, cache, 1, poison.astype(np.float32), slots, paged.shape)
+        for a, b in zip(paged.attend(backend, cache, *chunks, storing=True), expected, strict=True):
+            assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("dtype", "kv_dtype"), CACHES)
+def test_windows_of_a_unit_that_begin_in_different_partitions(isa: str, dtype: str, kv_dtype: str) -> None:
+    """The last row's with a partition, the others' before it; cut into partitions, as on several threads, or not."""
+    paged = Paged(AttentionShape(6, 2, 64), 16, kv_dtype, (1100,), window=572)
+    one, two = device(isa, dtype, 1), device(isa, dtype, 2)
+    [expected], [cut] = (paged.attend(backend, paged.filled_cache(backend), Chunk(0, 1070, 1100)) for backend in (one, two))
+    assert same_bits(cut, expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize(("block_size", "head_dim"), [(1, 64), (3, 64), (4, 40), (4, 64), (16, 64)])
+def test_blocks_before_the_window_need_not_be_there(isa: str, kv_dtype: str, block_size: int, head_dim: int) -> None:
+    paged = Paged(AttentionShape(4, 2, head_dim), block_size, kv_dtype, (300,))
+    backend, none = device(isa, "float32"), np.zeros(0, np.int32)
+    cache, rows = paged.filled_cache(backend), paged.rows(0)[298:]
+    for window in (1, 7, 44, 45, 61):
+
+        def run(tables: np.ndarray, window: int = window) -> np.ndarray:
+            ends = (none, none, nowhere(2), np.array([0, 2], np.int32), np.array([300], np.int32))
+            batch = Batch(*ends, tables, none)
+            return np.array(backend.ops.attention(cache, 1, rows, batch, paged.shape, scale=0.2, window=window))
+
+        freed = paged.tables()
+        freed[0, : (299 - window) // block_size] = -1
+        assert same_bits(run(freed), run(paged.tables()))
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_one_number_of_a_query_that_is_not_finite_spoils_its_head(kv_dtype: str, bad: float) -> None:
+    paged, none = Paged(AttentionShape(4, 2, 64), 16, kv_dtype, (600,)), np.zeros(0, np.int32)
+    batch = Batch(none, none, nowhere(10), np.array([0, 10], np.int32), np.array([600], np.int32), paged.tables(), none)
+    for isa in ISAS:
+        backend = device(isa, "float32")
+        cache, rows = paged.filled_cache(backend), paged.rows(0)[590:].copy()
+        expected = np.array(backend.ops.attention(cache, 1, rows, batch, paged.shape, scale=0.1, window=None))
+        rows[4, 64 + 5] = bad
+        actual = np.array(backend.ops.attention(cache, 1, rows, batch, paged.shape, scale=0.1, window=None))
+        assert np.isnan(actual[4, 64:128]).all()
+        actual[4, 64:128] = expected[4, 64:128]
+        assert same_bits(actual, expected)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa in MULTIPLY_PAIRS])
+@pytest.mark.parametrize("window", [None, 33])
+def test_pairs_of_positions_are_added_alike_whatever_other_rows_see(isa: str, window: int | None) -> None:
+    """Most pairs are large numbers that cancel out: the positive one leaves fewer bits of a sum, if it comes first."""
+    shape, none, backend = AttentionShape(4, 2, 64), np.zeros(0, np.int32), device(isa, "bfloat16")
+    rows = normal(1, 100, width_of(shape))
+    rows[:, : 4 * 64] = 0
+    pairs = rows[:, 6 * 64 :].reshape(50, 2, -1)
+    large = np.arange(50) % 3 > 0
+    pairs[large, 0] = 2.0**20
+    pairs[large, 1] = -pairs[large, 0]
+    cache = backend.kv_cache(spec_of(shape, 16, "bfloat16"), num_blocks=7, num_host_blocks=0)
+    store(backend, cache, 0, rows, np.arange(100, dtype=np.int32), shape)
+
+    def attend(begin: int, end: int) -> np.ndarray:
+        ends = (none, none, nowhere(end - begin), np.array([0, end - begin], np.int32), np.array([end], np.int32))
+        batch = Batch(*ends, np.arange(7, dtype=np.int32)[None], none)
+        return np.array(backend.ops.attention(cache, 0, rows[begin:end].copy(), batch, shape, scale=0.1, window=window))
+
+    alone = np.concatenate([attend(row, row + 1) for row in range(40, 100)])
+    for begin in (40, 41):
+        assert same_bits(attend(begin, 100), alone[begin - 40 :])

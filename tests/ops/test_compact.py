@@ -129,3 +129,13 @@ def test_gates_and_the_best_column_too(isa: str) -> None:
             assert same_bits(gated, backend.to_host(backend.ops.silu_and_mul(sums)))
             best = backend.to_host(backend.ops.linear_argmax(x, backend.weight(dense)))
             np.testing.assert_array_equal(best, backend.to_host(backend.ops.argmax(sums)))
+
+
+def test_zeros_behind_the_last_input_may_be_exceptions(isa: str) -> None:
+    """As where sixteen other codes are more frequent: they are no row's."""
+    backend, rng = device(isa, "bfloat16"), np.random.default_rng(1)
+    matrix = (rng.choice([-1.0, 1.0], (64, 2047)) * np.exp2(rng.integers(-15, 1, (64, 2047)))).astype(BF16)
+    assert is_compact(backend, matrix)
+    ids = np.arange(64, dtype=np.int32)[::-1].copy()
+    embedded = backend.to_host(backend.ops.embedding(ids, backend.weight(Dense(matrix))))
+    assert same_bits(embedded, matrix[ids].astype(np.float32))

@@ -226,3 +226,9 @@ def test_a_forked_child_computes_alone() -> None:
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """)
     assert done.returncode == 0, done.stderr
+
+
+def test_results_begin_with_a_cache_line() -> None:
+    backend, rows = CpuBackend(compute_dtype="float32", num_threads=2), np.arange(3, dtype=np.int32)
+    results = [backend.ops.gather_rows(normal(1, 3, columns), rows) for columns in (1, 5, 17, 33)]
+    assert [address(result) % 64 for result in results] == [0] * 4

@@ -389,6 +389,9 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
     for rows, columns, pieces in ((5, 64, 1), (3, 64, 1), (7, 64, 2), (9, 64, 2), (4, 96, 1), (4, 64, 0)):
         with pytest.raises(ValueError, match="pieces must be"):
             native.pack_integer(8, rows, columns, [(values, scales, None)] * pieces)
+    for rows, pieces in ((3, 1), (7, 2)):  # before any is packed
+        with pytest.raises(ValueError, match="pieces must be rows of the matrix"):
+            native.pack_integer(8, rows, 64, [(values, scales, None)] * pieces)
     with pytest.raises(ValueError, match="minimums with 4 and 5 bits, and only then"):
         packed(native, 8, values, scales, scales)
     with pytest.raises(ValueError, match="minimums with 4 and 5 bits, and only then"):

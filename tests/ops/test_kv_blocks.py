@@ -1,5 +1,7 @@
 """Writing keys and values into slots and copying blocks. A query that sees one position only reads its values back."""
 
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,3 +181,18 @@ def test_finding_pages_changes_nothing() -> None:
     expected = np.repeat(values, shape.num_heads // shape.num_kv_heads, axis=1).reshape(len(rows), -1)
     for layer in range(2):
         assert_close(np.array(backend.ops.attention(cache, layer, rows, batch, shape, scale=0.2, window=1)), expected)
+
+
+def test_finding_pages_changes_no_bit_of_what_is_stored() -> None:
+    """Of every slot, once all pages have been touched."""
+    shape, backend = AttentionShape(2, 2, 64), device(ISAS[0], "float32")
+    cache = backend.kv_cache(spec_of(shape, 16, "float32", layers=2), num_blocks=256, num_host_blocks=0)
+    rows = normal(1, 256 * 16, width_of(shape))
+    for layer in range(2):
+        store(backend, cache, layer, rows, np.arange(len(rows), dtype=np.int32), shape)
+    before = [_see(backend, cache, layer, rows, shape, one=True) for layer in range(2)]
+    cache.find_pages()
+    while any(name.read_text() == "octavo-pages\n" for name in Path("/proc/self/task").glob("*/comm")):
+        time.sleep(0.01)
+    for layer in range(2):
+        assert same_bits(_see(backend, cache, layer, rows, shape, one=True), before[layer])

@@ -155,3 +155,19 @@ def test_cuts_that_no_lanes_could_be_are_refused(cuts: list[list[int]], message:
         replay(graph, BATCHES[1])
     monkeypatch.setattr(Lanes, "cuts", lambda lanes, batch: [])
     assert all(np.isfinite(result).all() for result in replay(graph, BATCHES[0]))
+
+
+def test_a_lane_gathers_no_row_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may not have been computed yet."""
+    backend = CpuBackend(compute_dtype="float32", num_threads=2)
+    table = backend.weight(Dense(normal(1, 96, 64)))
+
+    def forward(batch: Batch) -> tuple[Array, ...]:
+        return (backend.ops.gather_rows(backend.ops.embedding(batch.input_ids, table), batch.logits_rows),)
+
+    graph, batch = backend.capture(forward, CAPACITY), batch_of([1] * 6, [3] * 6)
+    monkeypatch.setattr(Lanes, "cuts", lambda lanes, batch: [[3], [3], [2]])
+    with pytest.raises(ValueError, match=r"row out of range: values must be in \[3, 6\), found 2"):
+        replay(graph, batch)
+    monkeypatch.setattr(Lanes, "cuts", lambda lanes, batch: [[3], [3], [3]])
+    assert len(replay(graph, batch)[0]) == 6

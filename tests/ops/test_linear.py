@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.backends.reference.sampling import masked
-from octavo.quant.layouts import Dense
+from octavo.quant.layouts import Dense, Stacked
 from tests.ops.devices import BF16, DTYPES, ISAS, act, assert_close, device, normal, oracle, rounding, same_bits, some_allowed
 
 SEEDS = st.integers(0, 2**32)
@@ -225,3 +225,33 @@ def test_a_product_without_inputs_is_its_bias(isa: str, dtype: str, rows: int) -
     weight = backend.weight(Dense(act(normal(2, 70, 0), dtype)))
     found = backend.to_host(backend.ops.linear(act(normal(3, rows, 0), dtype), weight, bias=bias))
     np.testing.assert_array_equal(found, np.broadcast_to(bias, (rows, 70)))
+
+
+@pytest.mark.parametrize(("isa", "dtype"), [(isa, dtype) for isa, dtype in DEVICES if not isa.startswith("amx")])
+def test_gates_of_parts_just_larger_than_a_chunk(isa: str, dtype: str) -> None:
+    """Each thread has a part of the rows, of 192 and 193 of them, and memory for the sums of a chunk, which is 192."""
+    x, weight = act(normal(1, 3 * 192 + 2, 704), dtype), Dense(act(normal(2, 1024, 704), dtype))
+    backend = device(isa, dtype, 3)
+    apart = np.array(backend.ops.silu_and_mul(backend.ops.linear(x, backend.weight(weight))))
+    packed = backend.weight(weight, gated=True)
+    for _ in range(3):
+        assert same_bits(np.array(backend.ops.gated_linear(x, packed)), apart)
+
+
+@pytest.mark.parametrize(("isa", "dtype"), DEVICES)
+def test_columns_of_a_result_larger_than_caches(isa: str, dtype: str) -> None:
+    """Its rows begin anywhere, unlike those of a result that a product has to itself."""
+    matrix, x, backend = act(normal(1, 12_001, 9), dtype), act(normal(2, 90, 9), dtype), device(isa, dtype)
+    parts = Dense(matrix[:12_000]), Dense(matrix[12_000:])
+    stacked = Stacked(parts)  # type: ignore[arg-type]  # plain numbers are never stacked, but are written as others are
+    whole = np.array(backend.ops.linear(x, backend.weight(stacked)))
+    assert same_bits(whole, np.concatenate([backend.ops.linear(x, backend.weight(part)) for part in parts], axis=1))
+
+
+@pytest.mark.parametrize(("isa", "dtype"), DEVICES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_denormal_sums_are_zeros_on_any_thread(isa: str, dtype: str, threads: int) -> None:
+    backend, x = device(isa, dtype, threads), act(np.full((96, 64), 1e-30, np.float32), dtype)
+    weight = backend.weight(Dense(act(np.full((512, 64), 1e-10, np.float32), dtype)))
+    for _ in range(20):
+        assert not np.array(backend.ops.linear(x, weight)).any()

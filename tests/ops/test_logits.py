@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.backends.base import LogitBias, Penalties
+from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference import sampling
 from tests.ops.devices import ISAS, device, normal, oracle, same_bits, some_allowed
 
@@ -203,7 +204,8 @@ def test_biases_of_tokens_that_are_not_there_are_refused() -> None:
     logits, starts = normal(3, 2, 9), np.array([0, 1, 3], np.int32)
     good, ops = LogitBias(np.zeros(3, np.int32), np.ones(3, np.float32), starts), device("auto", "float32").ops
     assert ops.adjust(logits, bias=good).shape == (2, 9)
-    for name, bad in {"starts": [0, 4, 3], "tokens": [1, 2], "values": [1.0]}.items():
+    wrong_starts = [("starts", starts) for starts in ([0, 4, 3], [1, 1, 3], [-1, 1, 3], [0, 1, 2], [0, 3])]
+    for name, bad in [*wrong_starts, ("tokens", [1, 2]), ("values", [1.0])]:
         with pytest.raises(ValueError, match="bias"):
             ops.adjust(logits, bias=replace(good, **{name: np.array(bad, getattr(good, name).dtype)}))
 
@@ -213,7 +215,9 @@ def test_penalties_of_tokens_that_are_not_there_are_refused() -> None:
     starts, outputs = np.array([0, 1, 3], np.int32), np.array([0, 2], np.int32)
     good, ops = Penalties(twice, twice, twice, np.zeros(3, np.int32), starts, outputs), device("auto", "float32").ops
     assert ops.adjust(logits, penalties=good).shape == (2, 9)
-    for name, bad in {"starts": [0, 1, 4], "outputs": [0, 0], "repetition": [1, 1, 1]}.items():
+    wrong_starts = [("starts", starts) for starts in ([0, 1, 4], [1, 1, 3], [-1, 1, 3], [0, 1, 2], [0, 3])]
+    wrong_outputs = [("outputs", outputs) for outputs in ([0, 0], [0, 4], [2, 2])]
+    for name, bad in [*wrong_starts, *wrong_outputs, ("repetition", [1, 1, 1])]:
         with pytest.raises(ValueError, match="penalties"):
             ops.adjust(logits, penalties=replace(good, **{name: np.array(bad, getattr(good, name).dtype)}))
 
@@ -322,3 +326,36 @@ def test_ranks_among_ties_go_by_id() -> None:
         ranks = [int(ops.top_logprobs(logits, np.array([i], np.int32), 0)[1][0]) for i in range(7)]
         assert ranks == [4, 1, 2, 5, 3, 6, 7]
         assert ops.top_logprobs(logits, np.array([0], np.int32), 7)[2][0].tolist() == [1, 2, 4, 0, 3, 5, 6]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_share_that_is_exactly_enough_is_enough(isa: str) -> None:
+    """Also where all logits are equal: the lowest ids stay."""
+    logits = np.zeros((3000, 8), np.float32)
+    drawn = device(isa, "float32").ops.sample(logits, **_columns(3000, positions=np.arange(3000), top_p=0.5))
+    assert set(drawn.tolist()) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_was_removed_is_not_drawn_by_the_largest_number_either(isa: str) -> None:
+    """Shares summed one by one may come to less than their sum; behind the last of them there are some of nothing."""
+    position = 50_466_012
+    assert sampling.uniform(7, position) > 1 - 2e-9
+    logits, allowed = normal(1, 200, 512), np.packbits(np.arange(512) < 300, bitorder="little").view("<i4")
+    ops, columns = device(isa, "float32").ops, _columns(200, positions=position, top_k=np.tile([0, 100], 100))
+    assert ops.sample(logits, **columns, allowed=np.tile(allowed, (200, 1))).max() < 300
+    drawn = ops.sample(logits, **columns)
+    assert (logits[np.arange(200), drawn] >= np.sort(logits, axis=1)[:, -100])[1::2].all()
+
+
+def test_tokens_of_no_vocabulary_change_nothing_behind_the_logits() -> None:
+    ops, one = CpuBackend(compute_dtype="float32", num_threads=1).ops, np.ones(1, np.float32)
+    first, behind = [ops.gather_rows(normal(i, 1, 16), np.zeros(1, np.int32)) for i in range(2)]
+    expected, place = behind.copy(), first.__array_interface__["data"][0]
+    del first
+    starts, tokens = np.array([0, 2], np.int32), np.array([16, -1], np.int32)
+    penalties = Penalties(2 * one, one, one, tokens, starts, np.zeros(1, np.int32))
+    changed = ops.adjust(normal(3, 1, 16), bias=LogitBias(tokens, np.ones(2, np.float32), starts), penalties=penalties)
+    assert changed.__array_interface__["data"][0] == place == behind.__array_interface__["data"][0] - 64
+    assert same_bits(changed, normal(3, 1, 16))
+    assert same_bits(behind, expected)

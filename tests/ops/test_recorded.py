@@ -209,6 +209,7 @@ def test_an_error_is_told_by_whoever_asks_for_results(model: Tiny) -> None:
     model.backend.ops.silu_and_mul(normal(1, 2, 64))
     with pytest.raises(ValueError, match="position out of range"):
         graph.result()
+    graph.result()  # once
     graph.start(batch)  # nobody hears of this one
     assert all(np.isfinite(result).all() for result in replay(graph, BATCHES[0]))
 
@@ -283,6 +284,65 @@ for i in range(60):
     assert run_alone(script, tmp_path) == (0, "", "")
 
 
+def test_a_process_that_is_forked_while_a_thread_computes_is_told_so(tmp_path: Path) -> None:
+    """In the middle for sure: after the first of forty products, on a device that needs a tenth of a second for all."""
+    script = """
+import os, signal, sys
+from octavo.quant.layouts import Dense
+from tests.ops.devices import normal
+from tests.ops.test_recorded import CAPACITY, CpuBackend, batch_of
+
+backend = CpuBackend(compute_dtype="float32", isa="generic", num_threads=2)
+weight = backend.weight(Dense(normal(1, 1024, 1024)))
+
+def forward(batch):
+    x = backend.ops.embedding(batch.input_ids, weight)
+    for _ in range(40):
+        x = backend.ops.linear(x, weight)
+    return (x,)
+
+graph = backend.capture(forward, CAPACITY)
+before = backend.progress()
+graph.start(batch_of([40], [40]))
+while backend.progress() == before:
+    pass
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    try:
+        graph.result()
+    except RuntimeError as error:
+        sys.exit(3 if "forked in the middle" in str(error) else 4)
+    sys.exit(5)
+graph.result()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+"""
+    assert run_alone(script, tmp_path) == (0, "", "")
+
+
+def test_a_process_that_is_forked_after_a_step_has_its_results(tmp_path: Path) -> None:
+    """Though nobody has asked for them before."""
+    script = """
+import os, signal, sys, time
+from tests.ops.test_recorded import BATCHES, CAPACITY, CpuBackend, Tiny, replay
+
+model = Tiny(CpuBackend(compute_dtype="float32", num_threads=2), "dense")
+graph = model.backend.capture(model.forward, CAPACITY)
+expected = [result.tobytes() for result in replay(graph, BATCHES[0])]
+before = model.backend.progress()
+graph.start(BATCHES[0])
+while (now := model.backend.progress()) == before or now != (time.sleep(0.5), model.backend.progress())[1]:
+    pass
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    sys.exit(0 if [result.tobytes() for result in graph.result()] == expected else 4)
+graph.result()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run_alone(script, tmp_path) == (0, "", "")
+
+
 def test_a_failure_is_told_by_the_graph_that_failed() -> None:
     """Whatever else waits for the device meanwhile, as a graph that is freed does."""
     model = Tiny(CpuBackend(compute_dtype="float32", num_threads=2), "dense")
@@ -329,6 +389,9 @@ def test_memory_of_a_recording_is_used_again_within_it() -> None:
 def test_what_cannot_be_recorded_is_refused() -> None:
     backend = CpuBackend(compute_dtype="float32", num_threads=1)
     program = backend._device.new_program()
+    for rows, columns in ((0, 1), (2**31 + 1, 1), (1, 2**31 + 1), (2**16, 2**16), (2**31, 2**30), (2**31, 2**31)):
+        with pytest.raises(ValueError, match="size out of range"):
+            program.input(0, rows, columns)
     ids = program.input(0, 4)
     weight = backend.weight(Dense(normal(1, 8, 8)))
     backend._device.begin_recording(program)
@@ -349,6 +412,8 @@ def test_what_cannot_be_recorded_is_refused() -> None:
             program.input(0, 4)
     finally:
         backend._device.end_recording()
+    with pytest.raises(ValueError, match="the program has been recorded already"):
+        backend._device.begin_recording(program)
     with pytest.raises(ValueError, match="one array for each input"):
         backend._device.start(program, [])
     with pytest.raises(ValueError, match="another device"):

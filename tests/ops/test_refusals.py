@@ -126,6 +126,7 @@ OUT_OF_RANGE: list[tuple[str, Callable[[CpuBackend], object]]] = [
     ),
     ("x must have one column for each input", lambda b: b.ops.linear(normal(1, 2, 23), table(b))),
     ("bias must have one value", lambda b: b.ops.linear(normal(1, 2, 24), table(b), bias=normal(1, 39))),
+    ("bias must have one value", lambda b: b.ops.linear(normal(1, 2, 24), table(b), bias=normal(1, 41))),
     ("residual must have the shape", lambda b: b.ops.linear(normal(1, 2, 24), table(b), residual=normal(1, 1, 40))),
     (
         "packed by a device of another compute dtype",

@@ -232,3 +232,25 @@ def test_packing_tells_apart_what_packs_otherwise() -> None:
     assert len(names) == len(ISAS) * len(DTYPES)
     assert backend_of("auto").packing == backend_of("auto").packing
     assert backend_of("auto").build == backend_of("generic").build
+
+
+@pytest.mark.parametrize("isa", [*COMPACT, *(isa for isa in FIXED if isa in ISAS)])
+def test_the_last_exception_of_a_block(isa: str) -> None:
+    """It has a place in the block, too, and an end behind it."""
+    backend, matrix = backend_of(isa), normal(1, 1024, 128).astype(BF16)
+    matrix[::40, ::31] *= BF16.type(1e-9)
+    form, (memory, highs, exceptions, first, *rest) = backend.take_apart(backend.weight(Dense(matrix)))
+    is_end = exceptions == np.uint32(2**32 - 1)
+    last = int(np.flatnonzero(~is_end[:-1] & is_end[1:])[0])
+    beyond = exceptions.copy()
+    beyond[last] = 128 * 32 << 8
+    for words, wrong in (("place in its block", beyond), ("exceptions must end", exceptions[: last + 1])):
+        with pytest.raises(ValueError, match=words):
+            backend.put_together(form, [memory, highs, wrong, first, *rest])
+
+
+def test_an_odd_number_of_groups_has_no_pairs() -> None:
+    backend = backend_of("generic")
+    form, _ = backend.take_apart(backend.weight(random_weight(1, "int4", 64, 2)))
+    with pytest.raises(ValueError, match="no such pairs"):
+        backend.put_together({**form, "columns": 96}, [aligned(np.zeros(2 * (3 * 640 + 128), np.uint8))])

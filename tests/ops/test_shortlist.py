@@ -12,7 +12,7 @@ from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference.sampling import masked
 from octavo.quant.integer import quantize
 from octavo.quant.layouts import Dense, Int4Group, Int5Group, Int6Group, Int8Group
-from tests.ops.devices import BF16, DTYPES, ISAS, act, device, normal, some_allowed
+from tests.ops.devices import BF16, DTYPES, FIXED, ISAS, act, device, normal, some_allowed
 
 SEEDS = st.integers(0, 2**32 - 1)
 COLUMNS = st.sampled_from([2048, 2060, 2111])
@@ -218,3 +218,56 @@ def test_none_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_integers_in_fewer_bits_with_activations_in_8_have_none() -> None:
     backend = CpuBackend(num_threads=1, activation_bits=8)
     assert not listed(backend, quantize(normal(1, 2048, 64), 4)).shortlists
+
+
+def found_by_a_list(backend: CpuBackend, layout: Any, x: np.ndarray) -> list[int]:
+    """The largest columns, of which few blocks were computed as ever, and which are those of all columns."""
+    weight = listed(backend, layout)
+    found = np.array(backend.ops.linear_argmax(x, weight))
+    assert weight.shortlists[-1].settled == 1
+    np.testing.assert_array_equal(found, backend.ops.argmax(backend.ops.linear(x, weight)))
+    return list(found)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("last", [80, 2047])
+def test_all_that_bytes_lose_of_a_row_goes_one_way(isa: str, dtype: str, threads: int, last: int) -> None:
+    """What is largest looks far smaller roughly, or what is not looks far larger: no bound may be less than it is."""
+    matrix, backend = np.zeros((2048, 64), np.float32), device(isa, dtype, threads)
+    matrix[40, :63] = 1
+    for few, other, best in ((23.5 / 2048, 11 / 16, 40), (13 / 1024, 0.875, last)):
+        x = np.full((1, 64), few, np.float32)
+        x[0, 63], matrix[last, 63] = 1, other
+        assert found_by_a_list(backend, Dense(act(matrix, dtype)), act(x, dtype)) == [best]
+
+
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa in FIXED])
+@pytest.mark.parametrize("sampled", [False, True], ids=["equal sizes", "sizes apart"])
+@pytest.mark.parametrize("lossy", ["weights", "rows"])
+def test_what_whole_numbers_lose_comes_to_what_bytes_lose(isa: str, sampled: bool, lossy: str) -> None:
+    """Of a column, or of a row, all in one way."""
+    matrix, x = np.zeros((2048, 64), np.float32), np.zeros((1, 64), np.float32)
+    if sampled:  # sizes of inputs are taken from every sixteenth block
+        matrix[0], matrix[0, 63] = -(2.0**-8), -1
+    if lossy == "weights":
+        few = 161 / 8192
+        x[0, :63] = 1
+        matrix[40, :63], matrix[40, 63] = few, 1
+        matrix[80, :32], matrix[80, 32:63] = few, few + 2.0**-13
+    else:
+        x[0, :63], x[0, 63] = 23.5 / 2048, 1
+        matrix[40, :63], matrix[80, 63] = 1, 187 / 256
+    assert found_by_a_list(device(isa, "bfloat16", 1), Dense(matrix.astype(BF16)), x.astype(BF16)) == [40]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_16_bits_lose_comes_to_what_8_bits_lose(isa: str) -> None:
+    values, scales = np.zeros((2048, 64), np.int8), np.zeros((2048, 2), np.float16)
+    x = np.full((9, 64), 272.51 / 32512, np.float32)
+    x[:, [31, 63]] = 1
+    values[40], values[80, 63], scales[40], scales[80] = 127, 127, 1 / 127, 1074 * 2.0**-18
+    values[40, [31, 63]] = 0
+    backend = CpuBackend(compute_dtype="float32", isa=isa, num_threads=1, activation_bits=16)
+    assert found_by_a_list(backend, Int8Group(values, scales), x) == [40] * 9

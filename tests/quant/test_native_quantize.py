@@ -100,3 +100,23 @@ def test_sizes_must_agree() -> None:
 
 def test_nothing_to_do() -> None:
     assert native_quantize(2)(np.empty((0, 64), np.float32), 4).shape == (0, 64)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bits", BITS)
+def test_the_largest_scale_that_there_is(isa: str, bits: Bits) -> None:
+    matrix = np.zeros((1, 64), np.float32)
+    matrix[0, ::2] = 65504 * 127 if bits == 8 else -65504
+    assert bits_of(native_quantize(1, isa=isa)(matrix, bits)) == bits_of(quantize(matrix, bits))
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("groups", [1, 8191, 8193, 16385])
+def test_nothing_is_written_behind_the_last_group(bits: Bits, groups: int) -> None:
+    from octavo import _native
+
+    sizes, types = [groups * (16 if bits == 4 else 32), groups, groups], [np.uint8, np.uint16, np.uint16]
+    room = [np.full(size + 1024, 77, dtype) for size, dtype in zip(sizes, types, strict=True)]
+    values, scales, minimums = (memory[None, :size] for memory, size in zip(room, sizes, strict=True))
+    _native.quantize(normal(1, 1, 32 * groups), values, scales, minimums if bits == 4 else None, "auto", 2)
+    assert all((memory[size:] == 77).all() for memory, size in zip(room, sizes, strict=True))

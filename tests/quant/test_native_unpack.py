@@ -50,8 +50,10 @@ def test_scales_that_are_not_finite_are_told(one: Split) -> None:
     scales, minimums = np.empty(20_000, np.float16), np.empty(20_000, np.float16)
     assert one(GgmlType.Q4_0, data.reshape(-1), values, scales, minimums)
     for scale in (60000, np.inf, np.nan):  # the first is finite, the minimum that follows from it is not
-        data[19_999, :2] = np.array([scale], np.float16).view(np.uint8)
-        assert not one(GgmlType.Q4_0, data.reshape(-1), values, scales, minimums)
+        for block in (0, 3, 9_999, 19_999):
+            wrong = data.copy()
+            wrong[block, :2] = np.array([scale], np.float16).view(np.uint8)
+            assert not one(GgmlType.Q4_0, wrong.reshape(-1), values, scales, minimums)
 
 
 @pytest.mark.parametrize("offset", [0, 4096])
