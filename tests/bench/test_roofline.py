@@ -14,6 +14,7 @@ from matplotlib.text import Text
 
 from octavo import cli
 from octavo.backends.reference.backend import ReferenceBackend
+from octavo.bench import drawing
 from octavo.bench.options import RooflineOptions
 from octavo.bench.roofline import plot, steps, table
 from octavo.bench.roofline.analysis import OUTSIDE, Samples, analyse, fastest
@@ -188,9 +189,9 @@ def test_nothing_is_written_over_anything() -> None:
 
 def test_pictures(result: RooflineResult, tmp_path: Path) -> None:
     for name, begin in (("x.png", b"\x89PNG"), ("x.svg", b"<?xml")):
-        plot.draw(result, str(tmp_path / name))
+        drawing.write(plot.picture(result), tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(begin)
-    plot.draw(msgspec.structs.replace(result, steps=result.steps[:1]), str(tmp_path / "one.svg"))
+    drawing.write(plot.picture(msgspec.structs.replace(result, steps=result.steps[:1])), tmp_path / "one.svg")
 
 
 def test_ops_are_the_real_ones_until_they_are_timed() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from octavo.bench import drawing
 from octavo.bench.options import PaperOptions
-from octavo.bench.paper import drawing, report
+from octavo.bench.paper import report
 from octavo.bench.paper.bench import Bench
 from octavo.bench.paper.figure import MODES, Figure, Findings, Measured, Mode
 from octavo.bench.paper.figures import FIGURES

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from octavo.bench.paper import drawing
+from octavo.bench import drawing
 from octavo.bench.paper.figure import Cell, Figure, Findings, Table, Verdict
 from octavo.bench.paper.store import write
 

@@ -9,6 +9,7 @@ from typing import cast
 import msgspec
 
 from octavo.backends.base import Backend
+from octavo.bench import drawing
 from octavo.bench.options import RooflineOptions
 from octavo.bench.report import check_writable, emit, progress
 from octavo.bench.roofline import plot
@@ -129,9 +130,8 @@ def main(config: EngineConfig, options: RooflineOptions) -> None:
     """Measure and report."""
     check_writable(options.output_json, "--output-json")
     check_writable(options.plot, "--plot")
-    if options.plot is not None:
-        plot.check(options.plot)
+    drawing.check_file(options.plot, "--plot")
     result = run(config, options)
     emit(result, text(result), as_json=options.json, output_json=options.output_json)
     if options.plot is not None:
-        plot.draw(result, options.plot)
+        drawing.write(plot.picture(result), options.plot)

@@ -1,7 +1,7 @@
 """A roofline measurement as a picture: a panel a step, ceilings as lines, ops as dots below the line that limits them.
 
-The only user of matplotlib, which is imported when a picture is asked for. Reads results, computes nothing of its own: the
-distance of a dot from its line is its share.
+matplotlib is imported when a picture is asked for. Reads results, computes nothing of its own: the distance of a dot from its
+line is its share.
 """
 
 import math
@@ -10,15 +10,12 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.bench.report import writing
 from octavo.bench.roofline.limits import FOOTPRINTS
 from octavo.bench.roofline.result import OpResult, Peak, RooflineResult, StepResult
-from octavo.config import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUFFIXES = (".svg", ".png")
 DRAWN = 0.01
 """Part of a step from which on an op is drawn."""
 _EXPLANATION = (
@@ -28,24 +25,6 @@ _EXPLANATION = (
 )
 _MEMORY, _CACHE, _COMPUTE, _INK, _GRID = "#1f6fb4", "#3c9a5f", "#c2571a", "#22272e", "#e4e7eb"
 _Box = tuple[float, float, float, float]
-
-
-def check(path: str) -> None:
-    """Before minutes of measuring. Raises ``ConfigError`` where ``draw`` could not write this file."""
-    if Path(path).suffix not in SUFFIXES:
-        raise ConfigError(f"--plot {path}: the file's name must end in {' or '.join(SUFFIXES)}")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: run `pip install 'octavo[plot]'`") from error
-
-
-def draw(result: RooflineResult, path: str) -> None:
-    """Write the picture; as ``check`` has found possible. Raises ``ConfigError``."""
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "octavo"}), writing(path):
-        picture(result).savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
 def picture(result: RooflineResult) -> "Figure":

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.bench import drawing
 from octavo.bench.report import check_writable, writing
 from octavo.bench.serve import plot, table
 from octavo.bench.serve.data import Work, arrivals, make_work
@@ -72,7 +73,7 @@ def main(options: ServeOptions) -> int:
     options.check()
     check_writable(options.output_json, "--output-json")
     check_writable(options.plot, "--plot")
-    plot.check(options.plot)
+    drawing.check_file(options.plot, "--plot")
     if options.save_result:
         flag = "--result-dir" if options.result_filename is None else "--result-filename"
         check_writable(str(_result_file(options, model="MODEL", date="TIME")), flag)
@@ -92,7 +93,8 @@ def main(options: ServeOptions) -> int:
     _write(options, values)
     if options.plot is not None:
         rate = "all at once" if values["request_rate"] == "inf" else f"{options.request_rate:g} requests/s"
-        plot.save(plot.distributions(run, title=f"{bench.model}, {len(run.prompts)} requests, {rate}"), options.plot)
+        picture = plot.distributions(run, title=f"{bench.model}, {len(run.prompts)} requests, {rate}")
+        drawing.write(picture, options.plot)
     return 0 if found.completed else 1
 
 

@@ -1,39 +1,19 @@
 """Pictures of a run and of a sweep over rates. Imports matplotlib when one is drawn."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.bench.paper import drawing
-from octavo.bench.paper.drawing import Curve
-from octavo.bench.report import writing
+from octavo.bench import drawing
+from octavo.bench.drawing import Curve
 from octavo.bench.serve.statistics import Figures, samples
 from octavo.bench.serve.table import TITLES
-from octavo.config import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from octavo.bench.serve.driver import Run
-
-SUFFIXES = (".svg", ".png")
-
-
-def check(path: str | None) -> None:
-    """Before minutes of measuring. Raises ``ConfigError`` where the picture could not be drawn."""
-    if path is None:
-        return
-    if Path(path).suffix not in SUFFIXES:
-        raise ConfigError(f"--plot {path}: give a file that ends with {' or '.join(SUFFIXES)}")
-    drawing.check()
-
-
-def save(picture: "Figure", path: str) -> None:
-    """Raises ``ConfigError``."""
-    with writing(path):
-        picture.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
 def distributions(run: "Run", *, title: str) -> "Figure":

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.bench import drawing
 from octavo.bench.report import check_writable, writing
 from octavo.bench.serve import plot
 from octavo.bench.serve.data import Work
@@ -27,7 +28,7 @@ def main(options: SweepOptions) -> int:
     options.check()
     check_writable(options.output_json, "--output-json")
     check_writable(options.plot, "--plot")
-    plot.check(options.plot)
+    drawing.check_file(options.plot, "--plot")
     bench = Bench(options)
     found, values = _measure(bench, options)
     rates = options.rates[: len(found)]
@@ -37,7 +38,7 @@ def main(options: SweepOptions) -> int:
             Path(options.output_json).write_bytes(msgspec.json.encode(values) + b"\n")
     if options.plot is not None:
         title = f"{bench.model}, {options.num_prompts} requests at each rate"
-        plot.save(plot.over_rates(rates, found, title=title), options.plot)
+        drawing.write(plot.over_rates(rates, found, title=title), options.plot)
     return 0 if found[-1].completed else 1
 
 

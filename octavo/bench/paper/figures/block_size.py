@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo.bench.paper import drawing
+from octavo.bench import drawing
 from octavo.bench.paper.bench import Bench
 from octavo.bench.paper.figure import Findings, Measured, Mode, Point, Record, Table, Verdict
 from octavo.bench.paper.paired_steps import compare_steps

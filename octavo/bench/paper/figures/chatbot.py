@@ -1,6 +1,6 @@
 """Fig. 17: the last question of conversations with a long history."""
 
-from octavo.bench.paper import drawing
+from octavo.bench import drawing
 from octavo.bench.paper.figures.compared import Compared, Goal, Way
 from octavo.bench.paper.rates import Plan
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.backends.base import AttentionShape, Backend, Batch, KVCache, KVCacheSpec
-from octavo.bench.paper import drawing
+from octavo.bench import drawing
 from octavo.bench.paper.bench import Bench
 from octavo.bench.paper.figure import Findings, Measured, Mode, Point, Record, Table, Verdict
 from octavo.build import Parts

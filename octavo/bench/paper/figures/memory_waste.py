@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo.bench.paper import drawing
+from octavo.bench import drawing
 from octavo.bench.paper.bench import Bench
 from octavo.bench.paper.driver import Replayed
 from octavo.bench.paper.figure import Findings, Measured, Mode, Point, Record, Table, Verdict

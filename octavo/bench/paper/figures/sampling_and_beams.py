@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo.bench.paper import drawing
+from octavo.bench import drawing
 from octavo.bench.paper.bench import Bench
 from octavo.bench.paper.figure import Cell, Findings, Measured, Mode, Point, Record, Table, Verdict
 from octavo.bench.paper.scenes import BRANCHED_POOLS, LONG_LEN, SMALL_LEN

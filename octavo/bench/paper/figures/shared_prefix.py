@@ -1,6 +1,6 @@
 """Fig. 16: translation requests that all begin with the same instruction and examples."""
 
-from octavo.bench.paper import drawing
+from octavo.bench import drawing
 from octavo.bench.paper.figures.compared import Compared, Goal, Way
 from octavo.bench.paper.rates import Plan
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from octavo.backends.base import Batch, KVCache, KVCacheSpec
-from octavo.bench.paper import drawing
+from octavo.bench import drawing
 from octavo.bench.paper.bench import Bench
 from octavo.bench.paper.figure import Findings, Measured, Mode, Point, Record, Table, Verdict
 from octavo.bench.paper.scenes import long_scene

@@ -1,6 +1,6 @@
-"""How every picture looks: frames, colours, curves, bars; and how it is written.
+"""How pictures look: frames, colours, curves, bars; and how every one is written.
 
-Knows no figure. The only user of matplotlib here, which is imported when a picture is asked for.
+Knows no figure. matplotlib is imported when a picture is asked for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from octavo.config import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SUFFIXES = (".svg", ".png")
 INK, GRID, MUTED = "#22272e", "#e4e7eb", "#6b737c"
 POLICY_COLORS = {
     "paged": "#1f6fb4",
@@ -56,6 +57,15 @@ def check() -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise ConfigError("pictures need matplotlib: run `pip install 'octavo[plot]'`") from error
+
+
+def check_file(path: str | None, flag: str) -> None:
+    """The same, and that ``write`` could write this kind of file, where one is asked for."""
+    if path is None:
+        return
+    if Path(path).suffix not in SUFFIXES:
+        raise ConfigError(f"{flag} {path}: the file's name must end in {' or '.join(SUFFIXES)}")
+    check()
 
 
 def sheet(columns: int, rows: int = 1, *, width: float = 5.2, height: float = 3.6) -> tuple["Figure", list[Any]]:
@@ -169,10 +179,15 @@ def level(axes: Any, value: float, text: str) -> None:
     )
 
 
-def save(picture: "Figure", path: Path) -> None:
-    """As ``path`` with .svg and with .png. Raises ``ConfigError``."""
+def write(picture: "Figure", path: str | Path) -> None:
+    """As the kind of file that ``path`` ends in: the same picture gives the same bytes. Raises ``ConfigError``."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "octavo"}), writing(path):
-        picture.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-        picture.savefig(path.with_suffix(".png"))
+        picture.savefig(path, metadata={"Date": None} if Path(path).suffix == ".svg" else None)
+
+
+def save(picture: "Figure", path: Path) -> None:
+    """As ``path`` with .svg and with .png. Raises ``ConfigError``."""
+    for suffix in SUFFIXES:
+        write(picture, path.with_suffix(suffix))
