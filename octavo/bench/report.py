@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from octavo.config import ConfigError
 
@@ -37,11 +38,7 @@ def summarize(values: Sequence[float]) -> Summary:
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """The value below which so many of ``values`` lie, straight lines drawn between them."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return float(np.percentile(values, percent))
 
 
 def check_writable(path: str | None, flag: str) -> None:

@@ -58,7 +58,7 @@ class Int8Group:
 
     def dequantize(self) -> np.ndarray:
         """float32[out_features, in_features]; exact."""
-        return _scaled(self.values, self.scales).reshape(self.shape)
+        return _dequantized(self.values, self.scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Int6Group:
 
     def dequantize(self) -> np.ndarray:
         """float32[out_features, in_features]; exact."""
-        return _scaled(self.values, self.scales).reshape(self.shape)
+        return _dequantized(self.values, self.scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Int5Group:
 
     def dequantize(self) -> np.ndarray:
         """float32[out_features, in_features]: the product is exact, the sum is rounded once."""
-        return _above(self.minimums, _scaled(self.values, self.scales)).reshape(self.shape)
+        return _dequantized(self.values, self.scales, self.minimums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Int4Group:
 
     def dequantize(self) -> np.ndarray:
         """float32[out_features, in_features]: the product is exact, the sum is rounded once."""
-        return _above(self.minimums, _scaled(self.values, self.scales)).reshape(self.shape)
+        return _dequantized(self.values, self.scales, self.minimums)
 
 
 Integer = Int8Group | Int6Group | Int5Group | Int4Group
@@ -259,13 +259,9 @@ def _check(name: str, array: np.ndarray, dtype: type, shape: tuple[int, ...]) ->
         raise ValueError(f"{name} must be {wanted}, not {array.dtype.name}{list(array.shape)}")
 
 
-def _scaled(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """float32[out_features, scales, values of a scale]"""
+def _dequantized(values: np.ndarray, scales: np.ndarray, minimums: np.ndarray | None = None) -> np.ndarray:
     grouped: np.ndarray = values.astype(np.float32).reshape(*scales.shape, values.shape[1] // max(scales.shape[1], 1))
     grouped *= scales.astype(np.float32)[..., None]
-    return grouped
-
-
-def _above(minimums: np.ndarray, scaled: np.ndarray) -> np.ndarray:
-    scaled += minimums.astype(np.float32)[..., None]
-    return scaled
+    if minimums is not None:
+        grouped += minimums.astype(np.float32)[..., None]
+    return grouped.reshape(values.shape)

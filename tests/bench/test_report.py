@@ -4,20 +4,14 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.bench.report import check_writable, emit, percentile, summarize
+from octavo.bench.report import check_writable, emit, summarize
 from octavo.config import ConfigError
 
 VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=30)
-
-
-@given(VALUES, st.integers(0, 100))
-def test_percentiles_are_those_of_numpy(values: list[float], percent: int) -> None:
-    assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)))
 
 
 @given(VALUES)

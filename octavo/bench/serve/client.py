@@ -171,7 +171,7 @@ class LoadClient:
         self._host = parts.hostname or ""
         secure = parts.scheme == "https"
         self._port = parts.port or (443 if secure else 80)
-        self._tls = _tls(insecure) if secure else None
+        self._tls = tls(insecure) if secure else None
         lines = [f"POST {parts.path}{path} HTTP/1.1", f"host: {parts.netloc}", "content-type: application/json"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self._head = "\r\n".join(lines).encode() + b"\r\naccept: text/event-stream\r\ncontent-length: %d\r\n\r\n"
@@ -231,7 +231,8 @@ class LoadClient:
             self._idle.pop().close()
 
 
-def _tls(insecure: bool) -> ssl.SSLContext:
+def tls(insecure: bool) -> ssl.SSLContext:
+    """``insecure``: certificates are not looked at."""
     context = ssl.create_default_context()
     if insecure:
         context.check_hostname = False

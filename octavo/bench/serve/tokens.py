@@ -6,12 +6,12 @@ Asked before the measurement begins, and by plain blocking calls: nothing of it 
 import contextlib
 import http.client
 import json
-import ssl
 import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from octavo.bench.serve.client import tls
 from octavo.bench.serve.events import error_text
 from octavo.config import ConfigError, EngineConfig
 
@@ -38,7 +38,7 @@ class ServerApi:
     def __init__(self, url: str, *, headers: Mapping[str, str], insecure: bool = False) -> None:
         self._parts = urllib.parse.urlsplit(url)
         self._headers = {"content-type": "application/json", **headers}
-        self._tls = ssl._create_unverified_context() if insecure else None
+        self._tls = tls(insecure) if self._parts.scheme == "https" else None
         self._connection: http.client.HTTPConnection | None = None
 
     def wait_ready(self, seconds: float) -> None:
