@@ -37,7 +37,7 @@ def cache_of_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def make_bench(tiny: str, tmp_path: Path, conversations: Path) -> MakeBench:
     def make(*, quick: bool = True, force: bool = False) -> Bench:
         options = PaperOptions(quick=quick, out=str(tmp_path / "out"), sharegpt=str(conversations), force=force)
-        return Bench(EngineConfig(model=tiny, num_threads=1), options)
+        return Bench(EngineConfig(model=tiny, num_threads=1, swap_space=0.01), options)
 
     return make
 

@@ -1,5 +1,6 @@
 """All figures: points, tables, pictures and verdicts, from records that runs would leave; and what is measured without runs."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from octavo.bench.paper import main, report
 from octavo.bench.paper.bench import Bench
 from octavo.bench.paper.driver import SLOTS, Replayed
 from octavo.bench.paper.figure import MODES, Figure, Findings, Measured, Table, Verdict
-from octavo.bench.paper.figures import FIGURES, kernel_overhead, swap_or_recompute
+from octavo.bench.paper.figures import FIGURES, batched_requests, kernel_overhead, swap_or_recompute
 from octavo.bench.paper.helpers import Helpers
 from octavo.bench.paper.scenes import scene
 from octavo.bench.paper.workload import Serve
@@ -171,14 +172,17 @@ def test_moving_and_recomputing_are_timed(make_bench: MakeBench) -> None:
 
 
 def paper(tiny: str, tmp_path: Path, conversations: Path, *more: str) -> int:
-    flags = ["--quick", "--num-threads", "1", "--out", str(tmp_path / "out"), "--sharegpt", str(conversations), *more]
-    return cli.main(["bench", "paper", tiny, *flags])
+    engine = ["--num-threads", "1", "--swap-space", "0.01"]  # of the default a tiny model has millions of blocks
+    flags = ["--quick", "--out", str(tmp_path / "out"), "--sharegpt", str(conversations), *more]
+    return cli.main(["bench", "paper", tiny, *engine, *flags])
 
 
 def test_from_the_command_line_and_again(
     tiny: str, tmp_path: Path, conversations: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(kernel_overhead, "EVICTED", 1 << 16)
+    monkeypatch.setattr(kernel_overhead, "BATCHES", (2,))
+    monkeypatch.setattr(batched_requests, "scene", lambda *args, **wishes: scene(*args, **wishes, num_requests=8))
     flags = ["--mode", "real", "--figure", "batched-requests", "kernel-overhead"]
     assert paper(tiny, tmp_path, conversations, *flags) == 0
     said = capsys.readouterr()
@@ -214,7 +218,10 @@ def test_helpers_compute_what_one_process_does(
     figure = next(figure for figure in FIGURES if figure.name == "batched-requests")
     alone, together = make_bench(), make_bench()
     with Helpers(together.config, msgspec.structs.replace(together.options, out=str(tmp_path / "other"))) as helpers:
-        points = figure.points(alone, "simulated")[:2]
+        points = [
+            dataclasses.replace(point, spec={**point.spec, "serve": {**point.spec["serve"], "num_requests": 40}})
+            for point in figure.points(alone, "simulated")[:2]
+        ]
         found = helpers.measure(together, figure, points)
     assert found == [msgspec.to_builtins(figure.measure(alone, point)) for point in points]
     assert together.described == alone.described != {}
