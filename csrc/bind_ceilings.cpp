@@ -1,5 +1,5 @@
 // The Python face of ceilings_measure.hpp: limits of arguments, the interpreter's lock released.
-#include "bind_ceilings.hpp"
+#include "bindings.hpp"
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

@@ -1,5 +1,5 @@
 // The Python face of dequantize.hpp: checks sizes, releases the GIL.
-#include "bind_dequantize.hpp"
+#include "bindings.hpp"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

@@ -1,5 +1,5 @@
 // The Python face of integer weights: checks that arrays belong together. Ops are overloads of those for dense weights.
-#include "bind_integer.hpp"
+#include "bindings.hpp"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

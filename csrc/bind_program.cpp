@@ -1,5 +1,5 @@
 // The Python face of recorded programs.
-#include "bind_program.hpp"
+#include "bindings.hpp"
 
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>

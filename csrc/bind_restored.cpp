@@ -1,5 +1,5 @@
 // The Python face of packed weights' memory: taken apart into arrays, and put together from such.
-#include "bind_restored.hpp"
+#include "bindings.hpp"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

@@ -1,17 +1,12 @@
 // The Python module octavo._native. Its signatures for people and type checkers are in octavo/_native.pyi.
-#include <nanobind/nanobind.h>
+#include "bindings.hpp"
+
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include "bind_ceilings.hpp"
-#include "bind_dequantize.hpp"
-#include "bind_integer.hpp"
-#include "bind_program.hpp"
-#include "bind_restored.hpp"
 #include "cpu_features.hpp"
-#include "device.hpp"
 
 namespace octavo {
 
@@ -35,8 +30,6 @@ void bind_memory(nb::module_& m) {
     nb::class_<KVBlocks>(m, "KVBlocks")
         .def(nb::init<int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, const std::string&>(), nb::kw_only(), "num_layers"_a, "num_blocks"_a,
              "num_host_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "dtype"_a)
-        .def_ro("num_blocks", &KVBlocks::num_blocks)
-        .def_ro("num_host_blocks", &KVBlocks::num_host_blocks)
         .def_prop_ro("num_bytes", [](const KVBlocks& blocks) { return blocks.device.bytes(); })
         .def("find_pages", &KVBlocks::find_pages);
 }

@@ -128,10 +128,6 @@ class KVBlocks:
         dtype: str,
     ) -> None: ...
     @property
-    def num_blocks(self) -> int: ...
-    @property
-    def num_host_blocks(self) -> int: ...
-    @property
     def num_bytes(self) -> int:
         """Of the blocks on the device side."""
 
