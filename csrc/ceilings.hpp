@@ -22,32 +22,4 @@ struct VectorCeilings {
     PeakKernel fp32;
 };
 
-const VectorCeilings* generic_ceilings();
-const PeakKernel* generic_int8_peak();
-#ifdef OCTAVO_HAVE_CEILINGS_AVX2
-const VectorCeilings* avx2_ceilings();
-const PeakKernel* avx2_int8_peak();
-const PeakKernel* avx2_pairs_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AVX2_VNNI
-const PeakKernel* avx2_vnni_peak();
-const PeakKernel* avx2_vnni_pairs_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AVX512
-const VectorCeilings* avx512_ceilings();
-const PeakKernel* avx512_int8_peak();
-const PeakKernel* avx512_pairs_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AVX512_VNNI
-const PeakKernel* avx512_vnni_peak();
-const PeakKernel* avx512_vnni_pairs_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AVX512_BF16
-const PeakKernel* avx512_bf16_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AMX
-const PeakKernel* amx_peak();
-const PeakKernel* amx_int8_peak();
-#endif
-
 } // namespace octavo

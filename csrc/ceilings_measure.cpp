@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 #include "cpu_features.hpp"
-#include "integer_weight.hpp"
 #include "memory.hpp"
 #include "thread_pool.hpp"
 
@@ -34,72 +33,20 @@ template <class Run> double best_of(double seconds, const Run& run) {
     return best;
 }
 
-const VectorCeilings* vectors_of(const std::string& isa) {
-    find_kernels(isa); // throws where it cannot be used
-#ifdef OCTAVO_HAVE_CEILINGS_AVX2
-    if (isa == "avx2") return avx2_ceilings();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AVX512
-    if (isa == "avx512" || isa == "avx512_bf16" || isa == "amx") return avx512_ceilings();
-#endif
-    return generic_ceilings();
-}
-
-const PeakKernel* bf16_of(const std::string& isa, const std::string& integer_kernels) {
-    [[maybe_unused]] const std::string name = find_integer_kernels(isa, integer_kernels)->name;
-#ifdef OCTAVO_HAVE_CEILINGS_AVX2_VNNI
-    if (isa == "avx2" && name == "avx2_vnni") return avx2_vnni_pairs_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AVX2
-    if (isa == "avx2") return avx2_pairs_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AVX512_VNNI
-    if (isa == "avx512" && name == "avx512_vnni") return avx512_vnni_pairs_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AVX512
-    if (isa == "avx512") return avx512_pairs_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AVX512_BF16
-    if (isa == "avx512_bf16") return avx512_bf16_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AMX
-    if (isa == "amx") return amx_peak();
-#endif
-    return &vectors_of(isa)->fp32;
-}
-
-const PeakKernel* int8_of(const std::string& isa, const std::string& integer_kernels) {
-    [[maybe_unused]] const std::string name = find_integer_kernels(isa, integer_kernels)->name;
-#ifdef OCTAVO_HAVE_CEILINGS_AVX2
-    if (name == "avx2") return avx2_int8_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AVX2_VNNI
-    if (name == "avx2_vnni") return avx2_vnni_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AVX512
-    if (name == "avx512") return avx512_int8_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AVX512_VNNI
-    if (name == "avx512_vnni") return avx512_vnni_peak();
-#endif
-#ifdef OCTAVO_HAVE_CEILINGS_AMX
-    if (name == "amx_int8") return amx_int8_peak();
-#endif
-    return generic_int8_peak();
-}
-
 } // namespace
 
 const PeakKernel& peak_kernel(const std::string& isa, const std::string& integer_kernels, const std::string& arithmetic) {
-    const VectorCeilings* vectors = vectors_of(isa);
-    if (arithmetic == "fp32") return vectors->fp32;
-    if (arithmetic == "bf16") return *bf16_of(isa, integer_kernels);
-    if (arithmetic == "int8") return *int8_of(isa, integer_kernels);
+    const KernelTable& kernels = *find_kernels(isa);
+    if (arithmetic == "fp32") return kernels.ceilings->fp32;
+    const IntegerKernels& integer = *find_integer_kernels(kernels.isa, integer_kernels);
+    // As a device chooses the kernels of bf16 weights.
+    if (arithmetic == "bf16") return *(kernels.fix_block && integer.pairs_peak ? integer.pairs_peak : kernels.bf16_peak);
+    if (arithmetic == "int8") return *integer.int8_peak;
     throw std::invalid_argument("unknown arithmetic " + arithmetic + "; known are fp32, bf16, int8");
 }
 
 double measure_read(const std::string& isa, Threads threads, int64_t bytes, double seconds) {
-    const VectorCeilings* vectors = vectors_of(isa);
+    const auto read = find_kernels(isa)->ceilings->read;
     const int64_t units = kUnitsPerThread * threads.count;
     const int64_t slice = bytes / units / kReadStep * kReadStep;
     if (slice <= 0) throw std::invalid_argument("too few bytes to share out among the threads");
@@ -109,7 +56,7 @@ double measure_read(const std::string& isa, Threads threads, int64_t bytes, doub
     // Written once: pages that were only ever read would all be the system's one page of zeros.
     pool.run(units, [&](int64_t unit, int) { std::memset(memory.data() + unit * slice, 0, slice); });
     const double best = best_of(seconds, [&] {
-        pool.run(units, [&](int64_t unit, int) { total = total + vectors->read(memory.data() + unit * slice, slice); });
+        pool.run(units, [&](int64_t unit, int) { total = total + read(memory.data() + unit * slice, slice); });
     });
     return static_cast<double>(slice * units) / best;
 }

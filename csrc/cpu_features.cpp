@@ -8,6 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstring>
+
 #include "in_child.hpp"
 #endif
 
@@ -111,6 +113,46 @@ std::string amx_problem() {
     return "";
 }
 
+// Integer kernels are asked for beside an instruction set: it has been found usable, and with it the registers.
+// Multiplies 16 rows by a block of weights in a child process: some hypervisors announce tiles that do not work. That tiles
+// may be used at all has been found by whoever chose the instruction set.
+bool probe_integer_tiles() {
+#ifdef OCTAVO_HAVE_INTEGER_AMX
+    if (!has(cpuid(7, 0).d, 25)) return false;
+    return true_in_child([] {
+        alignas(64) char weight[group_bytes(8)];
+        alignas(64) float x[kManyRows * kGroup], out[kManyRows * kIntegerColumns];
+        char records[kManyRows * record_bytes(8, 1)];
+        std::memset(weight, 129, sizeof weight); // values of 1
+        const uint16_t one = 0x3C00;
+        for (int i = 0; i < kIntegerColumns; ++i) std::memcpy(weight + 16 * kLine + 2 * i, &one, 2);
+        for (float& value : x) value = 127.0f;
+        const QuantizeArgs rows{.x = x, .out = records, .rows = kManyRows, .groups = 1, .tiles = 1, .bits = 8, .levels = 1};
+        integer_amx()->quantize(rows, 0, 1);
+        const IntegerLinearArgs product{.x = records,
+                                        .weight = weight,
+                                        .out = out,
+                                        .rows = kManyRows,
+                                        .n = kIntegerColumns,
+                                        .groups = 1,
+                                        .tiles = 1,
+                                        .bits = 8,
+                                        .out_stride = kIntegerColumns,
+                                        .levels = 1};
+        integer_amx()->linear(product, 0, 1, 0, 1);
+        constexpr float kExpected = 127.0f * kGroup;
+        return out[0] == kExpected && out[kManyRows * kIntegerColumns - 1] == kExpected;
+    });
+#else
+    return false;
+#endif
+}
+
+bool has_integer_tiles() {
+    static const bool found = probe_integer_tiles(); // what a process may use does not change
+    return found;
+}
+
 #endif
 
 InstructionSet describe(const char* name, Getter kernels, const std::string& problem) {
@@ -187,6 +229,42 @@ const KernelTable* find_kernels(const std::string& name) {
     }
     if (name == "auto") return best;
     throw std::invalid_argument("unknown instruction set " + name + "; known are " + names);
+}
+
+std::vector<const IntegerKernels*> integer_kernels(const std::string& isa) {
+    std::vector<const IntegerKernels*> found{integer_generic()};
+    if (isa == "amx_emulated") found.push_back(integer_amx_emulated());
+#if defined(__x86_64__)
+    if (isa == "generic" || isa == "amx_emulated") return found;
+    [[maybe_unused]] const bool wide = isa != "avx2", vnni = has(wide ? cpuid(7, 0).c : cpuid(7, 1).a, wide ? 11 : 4);
+#ifdef OCTAVO_HAVE_INTEGER_AVX2
+    if (!wide) found.push_back(integer_avx2());
+#endif
+#ifdef OCTAVO_HAVE_INTEGER_AVX2_VNNI
+    if (!wide && vnni) found.push_back(integer_avx2_vnni());
+#endif
+#ifdef OCTAVO_HAVE_INTEGER_AVX512
+    if (wide) found.push_back(integer_avx512());
+#endif
+#ifdef OCTAVO_HAVE_INTEGER_AVX512_VNNI
+    if (wide && vnni) found.push_back(integer_avx512_vnni());
+#endif
+#ifdef OCTAVO_HAVE_INTEGER_AMX
+    if (isa == "amx" && vnni && has_integer_tiles()) found.push_back(integer_amx());
+#endif
+#endif
+    return found;
+}
+
+const IntegerKernels* find_integer_kernels(const std::string& isa, const std::string& name) {
+    const std::vector<const IntegerKernels*> usable = integer_kernels(isa);
+    if (name == "auto") return usable.back();
+    std::string names = "auto";
+    for (const IntegerKernels* kernels : usable) {
+        if (name == kernels->name) return kernels;
+        names += std::string(", ") + kernels->name;
+    }
+    throw std::invalid_argument("integer kernels " + name + " cannot be used with " + isa + "; these can: " + names);
 }
 
 } // namespace octavo

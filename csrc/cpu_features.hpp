@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "integer.hpp"
 #include "kernels.hpp"
 
 namespace octavo {
@@ -20,6 +21,12 @@ std::vector<InstructionSet> instruction_sets();
 
 // The kernels of `name`, or of the most capable set for "auto". Throws std::invalid_argument with the reason.
 const KernelTable* find_kernels(const std::string& name);
+
+// The integer kernels that may run beside the kernels of an instruction set, from the least to the most capable.
+std::vector<const IntegerKernels*> integer_kernels(const std::string& isa);
+
+// One of those by name, or the most capable for "auto". Throws std::invalid_argument where there is none of that name.
+const IntegerKernels* find_integer_kernels(const std::string& isa, const std::string& name);
 
 // The names of Tuning, in its order.
 constexpr const char* kTunings[] = {"common", "zen5", "zen4"};

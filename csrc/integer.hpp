@@ -30,6 +30,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ceilings.hpp"
 #include "even_tiles.hpp"
 #include "half.hpp"
 #include "pieces.hpp"
@@ -94,15 +95,15 @@ struct HalfSums {
 };
 
 struct IntegerLinearArgs {
-    const char* x;         // records
-    const char* weight;    // blocks
-    const float* bias;     // may be null
-    const float* residual; // may be null, may be out; rows are as far apart as those of out
-    float* out;
-    int64_t rows, n, groups, tiles;
-    int bits;
-    int64_t out_stride;                      // elements
-    int levels;                              // of activations
+    const char* x = nullptr;         // records
+    const char* weight = nullptr;    // blocks
+    const float* bias = nullptr;     // may be null
+    const float* residual = nullptr; // may be null, may be out; rows are as far apart as those of out
+    float* out = nullptr;
+    int64_t rows = 0, n = 0, groups = 0, tiles = 0;
+    int bits = 0;
+    int64_t out_stride = 0;                  // elements
+    int levels = 0;                          // of activations
     int64_t first_row = 0, first_column = 0; // what lies at `out`
     Reading reading{}; // of this thread
     Pieces* pieces = nullptr;
@@ -114,12 +115,12 @@ struct IntegerLinearArgs {
 };
 
 struct QuantizeArgs {
-    const void* x; // [rows, groups * kGroup]
-    char* out;     // records
-    int64_t rows, groups, tiles;
-    bool x_bf16;
-    int bits; // of the weights
-    int levels;
+    const void* x = nullptr; // [rows, groups * kGroup]
+    char* out = nullptr;     // records
+    int64_t rows = 0, groups = 0, tiles = 0;
+    bool x_bf16 = false;
+    int bits = 0; // of the weights
+    int levels = 0;
     SpanEnds ends = 0;
     bool paired = false;
 };
@@ -153,7 +154,8 @@ struct IntegerKernels {
     const char* name;
     // Null, or the kernels that are to be used instead, with the same bits, for fewer than kManyRows rows.
     const IntegerKernels* (*few)();
-    // At most so many rows of one level, of two one less, meet 5 bits of weights sooner than 8: memory is what they wait for.
+    // Up to so many rows (one fewer with 16-bit activations) a product waits for memory, so 5-bit weights are faster than 8-bit
+    // ones.
     int64_t rows_at_memory;
     int64_t rows_of_part; // of one level, of two half as many: as in KernelTable
 
@@ -165,11 +167,13 @@ struct IntegerKernels {
     void (*embedding)(const IntegerEmbeddingArgs&, int64_t row0, int64_t row1);
     // What is written where there is a problem means nothing.
     QuantizeProblem (*quantize_weights)(const QuantizeWeightsArgs&, int64_t group0, int64_t group1);
+    const PeakKernel* int8_peak;
     // Null, or KernelTable::attention of keys and values in int8, faster than theirs that these run beside.
     bool (*attention_int8)(const AttentionArgs&, const AttentionUnit*, int64_t count, float* scratch) = nullptr;
     // Null, or KernelTable::linear_compact in whole numbers.
     void (*linear_fixed)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1) = nullptr;
-    bool pairs = false; // of groups, too
+    const PeakKernel* pairs_peak = nullptr; // of linear_fixed
+    bool pairs = false;                     // of groups, too
 };
 
 const IntegerKernels* integer_generic();

@@ -10,21 +10,15 @@ namespace {
 
 #include "simd_avx2.hpp"
 // clang-format off
-#include "kernels_math.hpp"
-#include "kernels_pieces.hpp"
-#include "kernels_outputs.hpp"
 #include "simd_integer_avx2.hpp"
-#include "kernels_groups.hpp"
-#include "kernels_records.hpp"
-#include "kernels_dots.hpp"
-#include "kernels_integer.hpp"
+#include "kernels_of_integers.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
-#include "kernels_quantize.hpp"
 #include "kernels_tiles.hpp"
 #include "kernels_compact_stream.hpp"
 #include "simd_fixed_avx2.hpp"
 #include "kernels_fixed.hpp"
+#include "kernels_ceilings.hpp"
 #include "kernels_beside.hpp"
 // clang-format on
 

@@ -8,16 +8,8 @@ namespace {
 
 #include "simd_avx512.hpp"
 // clang-format off
-#include "kernels_math.hpp"
-#include "kernels_pieces.hpp"
-#include "kernels_outputs.hpp"
 #include "simd_integer_avx512.hpp"
-#include "kernels_groups.hpp"
-#include "kernels_records.hpp"
-#include "kernels_dots.hpp"
-#include "kernels_pairs.hpp"
-#include "kernels_integer.hpp"
-#include "kernels_quantize.hpp"
+#include "kernels_of_integers.hpp"
 // clang-format on
 
 constexpr IntegerKernels kTable = integer_table("avx512");

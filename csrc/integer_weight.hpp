@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "integer.hpp"
@@ -50,11 +49,5 @@ void pack_integer_rows(const IntegerSource& source, const IntegerPlace& to, int6
 
 // Quantizes so many groups on up to so many threads of its own.
 QuantizeProblem quantize_groups(const QuantizeWeightsArgs& args, int64_t groups, const IntegerKernels* kernels, int num_threads);
-
-// The integer kernels that may run beside the kernels of an instruction set, from the least to the most capable.
-std::vector<const IntegerKernels*> integer_kernels(const std::string& isa);
-
-// One of those by name, or the most capable for "auto". Throws std::invalid_argument where there is none of that name.
-const IntegerKernels* find_integer_kernels(const std::string& isa, const std::string& name);
 
 } // namespace octavo

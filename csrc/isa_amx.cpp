@@ -8,12 +8,7 @@ namespace {
 
 #include "simd_avx512.hpp"
 // clang-format off
-#include "kernels_math.hpp"
-#include "kernels_pieces.hpp"
-#include "kernels_outputs.hpp"
-#include "kernels_rows.hpp"
-#include "kernels_tiles.hpp"
-#include "kernels_linear.hpp"
+#include "kernels_of_rows.hpp"
 #include "kernels_widened.hpp"
 #include "amx_tiles_native.hpp"
 #include "simd_compact_avx512.hpp"
@@ -24,20 +19,12 @@ namespace {
 #include "kernels_attention.hpp"
 #include "kernels_attention_amx.hpp"
 #include "kernels_logits.hpp"
+#include "kernels_ceilings_amx.hpp"
+#include "kernels_ceilings.hpp"
 #include "kernels_table.hpp"
 // clang-format on
 
-constexpr KernelTable amx_table() {
-    KernelTable table = make_table("amx", Activation::bf16_padded);
-    table.rows_of_chunk = 32 * kTilesAtOnce;
-    table.rows_of_part = 256; // weights pass sooner
-    table.linear_bf16 = linear_amx;
-    table.attention_scratch = attention_scratch_tiles;
-    table.attention = attention_tiles;
-    return with_compact(table, linear_compact);
-}
-
-constexpr KernelTable kTable = amx_table();
+constexpr KernelTable kTable = with_tiles(make_table("amx", Activation::bf16_padded, &kTilesPeak<false>));
 
 } // namespace
 

@@ -9,12 +9,7 @@ namespace {
 
 #include "simd_avx2.hpp"
 // clang-format off
-#include "kernels_math.hpp"
-#include "kernels_pieces.hpp"
-#include "kernels_outputs.hpp"
-#include "kernels_rows.hpp"
-#include "kernels_tiles.hpp"
-#include "kernels_linear.hpp"
+#include "kernels_of_rows.hpp"
 #include "kernels_widened.hpp"
 #include "kernels_compact_stream.hpp"
 #include "kernels_compact.hpp"
@@ -24,10 +19,11 @@ namespace {
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"
+#include "kernels_ceilings.hpp"
 #include "kernels_table.hpp"
 // clang-format on
 
-constexpr KernelTable kTable = with_fixed(make_table("avx2", Activation::fp32));
+constexpr KernelTable kTable = with_fixed(make_table("avx2", Activation::fp32, &kPairsPeak));
 
 } // namespace
 

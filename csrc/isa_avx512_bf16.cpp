@@ -9,12 +9,7 @@ namespace {
 
 #include "simd_avx512_bf16.hpp"
 // clang-format off
-#include "kernels_math.hpp"
-#include "kernels_pieces.hpp"
-#include "kernels_outputs.hpp"
-#include "kernels_rows.hpp"
-#include "kernels_tiles.hpp"
-#include "kernels_linear.hpp"
+#include "kernels_of_rows.hpp"
 #include "simd_compact_avx512.hpp"
 #include "kernels_compact_stream.hpp"
 #include "kernels_compact.hpp"
@@ -22,10 +17,11 @@ namespace {
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"
+#include "kernels_ceilings.hpp"
 #include "kernels_table.hpp"
 // clang-format on
 
-constexpr KernelTable kTable = with_compact(make_table("avx512_bf16", Activation::bf16), linear_compact);
+constexpr KernelTable kTable = with_compact(make_table("avx512_bf16", Activation::bf16, &kDotPeak), linear_compact);
 
 } // namespace
 

@@ -7,16 +7,12 @@ namespace {
 
 #include "simd_generic.hpp"
 // clang-format off
-#include "kernels_math.hpp"
-#include "kernels_pieces.hpp"
-#include "kernels_outputs.hpp"
-#include "kernels_rows.hpp"
-#include "kernels_tiles.hpp"
-#include "kernels_linear.hpp"
+#include "kernels_of_rows.hpp"
 #include "kernels_widened.hpp"
 #include "kernels_kv.hpp"
 #include "kernels_attention.hpp"
 #include "kernels_logits.hpp"
+#include "kernels_ceilings.hpp"
 #include "kernels_table.hpp"
 // clang-format on
 

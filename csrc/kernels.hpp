@@ -1,14 +1,16 @@
 // What the instruction-set translation units and the rest share: plain argument structs and the table of kernels.
 //
 // A kernel computes a range of units of one op on one thread; the drivers cut ops into units and the thread pool claims
-// them. Everything here is plain data without inline functions or standard library types, so that no code compiled for one
-// instruction set can be merged by the linker into code that runs on another. The row contract holds for every kernel: the
-// arithmetic of a row never depends on the other rows, on how many there are, or on which unit or thread computes it.
+// them. Plain data; the few functions here are small enough to be inlined always. tests/ops/test_instruction_sets.py checks that
+// the linker shares none that was compiled for one instruction set; a build without optimization does not have this property. The
+// row contract holds for every kernel: the arithmetic of a row never depends on the other rows, on how many there are, or on which
+// unit or thread computes it.
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ceilings.hpp"
 #include "even_tiles.hpp"
 #include "half.hpp"
 #include "pieces.hpp"
@@ -257,6 +259,9 @@ struct KernelTable {
     // To places, ascending, where they are in [least, end), or from `least` on if `end` is infinite; how many.
     int64_t (*places)(const float* x, const float* maxima, int64_t n, float least, float end, int32_t* places);
     void (*keep)(const KeepArgs&);
+
+    const VectorCeilings* ceilings;
+    const PeakKernel* bf16_peak; // of linear_bf16, or where integer kernels bring nothing better of linear_compact
 
     // Of weights in compact blocks. Null: there are to be none.
     void (*linear_compact)(const LinearArgs&, int64_t row0, int64_t row1, int64_t block0, int64_t block1) = nullptr;

@@ -217,3 +217,13 @@ bool attention_tiles(const AttentionArgs& a, const AttentionUnit* units, int64_t
     if (a.kv_type == KVType::bf16 && a.out_bf16) return attend_all<uint16_t, InTiles>(a, units, count, scratch);
     return attention(a, units, count, scratch);
 }
+
+// Of kernels without tiles those with them.
+constexpr KernelTable with_tiles(KernelTable table) {
+    table.rows_of_chunk = 32 * kTilesAtOnce;
+    table.rows_of_part = 256; // weights pass sooner
+    table.linear_bf16 = linear_amx;
+    table.attention_scratch = attention_scratch_tiles;
+    table.attention = attention_tiles;
+    return with_compact(table, linear_compact);
+}

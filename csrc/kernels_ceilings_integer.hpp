@@ -34,30 +34,4 @@ inline float multiply_bytes(int64_t rounds) {
     return static_cast<float>(first);
 }
 
-// Pairs of whole numbers of 16 bits, as bf16 weights are multiplied where there is nothing better.
-#ifdef __AVX2__
-constexpr int kPairChains = W == 16 ? 16 : 12;
-inline float multiply_pairs(int64_t rounds) {
-    volatile int32_t seed = 0x00040003;
-    const IntPairs weights = iset(seed), pair = iset(seed);
-    Ints sums[kPairChains];
-#pragma GCC unroll 16
-    for (int c = 0; c < kPairChains; ++c) sums[c] = izero();
-    for (int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 16
-        for (int c = 0; c < kPairChains; ++c) idot(sums[c], weights, pair);
-    }
-    Vec total = vzero();
-#pragma GCC unroll 16
-    for (int c = 0; c < kPairChains; ++c) total = vadd(total, ifloat(sums[c]));
-    float first;
-    __builtin_memcpy(&first, &total, sizeof first);
-    return first;
-}
-
-constexpr PeakKernel pairs_peak(const char* instruction) { return {instruction, 4.0 * W * kPairChains, multiply_pairs}; }
-#endif
-
-constexpr PeakKernel int8_peak(const char* instruction) {
-    return {instruction, 8.0 * W * kSteps * kWeights * kActivations, multiply_bytes};
-}
+constexpr PeakKernel kInt8Peak{kMultiplyBytes, 8.0 * W * kSteps * kWeights * kActivations, multiply_bytes};

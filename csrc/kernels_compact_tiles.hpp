@@ -1,6 +1,5 @@
 // Products of compact blocks of bf16 weights; see compact.hpp. Included inside the instruction set's own namespace, after
-// kernels_compact_stream.hpp. The results
-// are those of plain blocks, bit for bit: the same numbers meet in the same order.
+// kernels_compact_stream.hpp. The results are those of plain blocks, bit for bit: the same numbers meet in the same order.
 
 constexpr int64_t kNearRows = 32; // the inputs of more leave the first-level cache no room for what tiles fetch for one another
 

@@ -227,11 +227,12 @@ void linear_integer_amx(const IntegerLinearArgs& a, int64_t tile0, int64_t tile1
     tile_release();
 }
 
-constexpr IntegerKernels integer_amx_table(const char* name, const IntegerKernels* (*few)()) {
+constexpr IntegerKernels integer_amx_table(const char* name, const IntegerKernels* (*few)(), const PeakKernel* int8_peak = &kInt8Peak) {
     IntegerKernels table = integer_table(name);
     table.tiles = [](int64_t rows, int, int, bool) { return (rows + kTileRows - 1) / kTileRows; };
     table.linear = linear_integer_amx;
     table.few = few;
+    table.int8_peak = int8_peak;
     table.pairs = false;
     table.rows_of_part = 512; // weights pass sooner
     return table;

@@ -63,22 +63,3 @@ inline Vec vload_part(const float* p, int64_t n) { return n == W ? vload(p) : vl
 inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
-
-// To nearest even. Where half precision ends, numbers are compared as bits, and the fraction is shifted out by an addition.
-inline uint16_t float_to_half(float value) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, &value, sizeof bits);
-    const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
-    bits &= 0x7FFFFFFFu;
-    if (bits > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u);
-    if (bits >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u); // rounds to 2^16 or more
-    if (bits < 0x38800000u) {                                              // below 2^-14: steps of 2^-24
-        float shifted;
-        __builtin_memcpy(&shifted, &bits, sizeof shifted);
-        shifted += 0.5f;
-        __builtin_memcpy(&bits, &shifted, sizeof bits);
-        return static_cast<uint16_t>(sign | (bits - 0x3F000000u));
-    }
-    bits += 0xFFFu + (bits >> 13 & 1);
-    return static_cast<uint16_t>(sign | ((bits >> 13) - (112u << 10)));
-}

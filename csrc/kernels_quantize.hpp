@@ -196,10 +196,17 @@ QuantizeProblem quantize_weights(const QuantizeWeightsArgs& a, int64_t group0, i
     return vmax_of(reach) > 65504.0f ? QuantizeProblem::too_large : QuantizeProblem::none;
 }
 
-constexpr int64_t kRowsOfPart = 96;
-
 constexpr IntegerKernels integer_table(const char* name) {
-    IntegerKernels table{name, nullptr, kRowsAtMemory, kRowsOfPart, tiles_of, linear_integer, quantize_rows, measure_rows, embedding_integer, quantize_weights};
-    table.pairs = kGroupPairs;
-    return table;
+    return {.name = name,
+            .few = nullptr,
+            .rows_at_memory = kRowsAtMemory,
+            .rows_of_part = 96,
+            .tiles = tiles_of,
+            .linear = linear_integer,
+            .quantize = quantize_rows,
+            .measure = measure_rows,
+            .embedding = embedding_integer,
+            .quantize_weights = quantize_weights,
+            .int8_peak = &kInt8Peak,
+            .pairs = kGroupPairs};
 }

@@ -1,9 +1,34 @@
 // Collects the kernels of one instruction set. Included last, inside the instruction set's own namespace.
 
-constexpr int64_t kRowsOfChunk = 192, kRowsOfPart = 32;
-
-constexpr KernelTable make_table(const char* isa, Activation activation) {
-    return {isa,           activation,   kRowsOfChunk, kRowsOfPart, linear_bf16, linear_f32, pack,   expand_bf16,
-            embedding,     rms_norm,     head_norm,   rotary,     silu_and_mul, silu_and_mul_block,
-            write_kv,      attention_scratch, attention_state, attention, attention_merge, argmax, masked_argmax, best_of_block, promise_of_block, shares, block_maxima, reached, places, keep};
+constexpr KernelTable make_table(const char* isa, Activation activation, const PeakKernel* bf16_peak = &kCeilings.fp32) {
+    return {.isa = isa,
+            .activation = activation,
+            .rows_of_chunk = 192,
+            .rows_of_part = 32,
+            .linear_bf16 = linear_bf16,
+            .linear_f32 = linear_f32,
+            .pack = pack,
+            .expand_bf16 = expand_bf16,
+            .embedding = embedding,
+            .rms_norm = rms_norm,
+            .head_norm = head_norm,
+            .rotary = rotary,
+            .silu_and_mul = silu_and_mul,
+            .silu_and_mul_block = silu_and_mul_block,
+            .write_kv = write_kv,
+            .attention_scratch = attention_scratch,
+            .attention_state = attention_state,
+            .attention = attention,
+            .attention_merge = attention_merge,
+            .argmax = argmax,
+            .masked_argmax = masked_argmax,
+            .best_of_block = best_of_block,
+            .promise_of_block = promise_of_block,
+            .shares = shares,
+            .block_maxima = block_maxima,
+            .reached = reached,
+            .places = places,
+            .keep = keep,
+            .ceilings = &kCeilings,
+            .bf16_peak = bf16_peak};
 }

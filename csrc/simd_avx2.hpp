@@ -2,6 +2,7 @@
 
 using Vec = __m256;
 constexpr int W = 8;
+constexpr const char* kMultiplyAdd = "vfmadd ymm";
 constexpr int kLinearRows = 5, kLinearVecs = 2;
 constexpr bool kAloneAhead = true; // a tile that is alone fetches the next weights
 constexpr int64_t kWidenedInputs = 192; // of a block at once: the first-level cache holds them
@@ -112,6 +113,11 @@ inline __attribute__((always_inline)) void idot(Ints& acc, IntPairs w, IntPairs 
     __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(acc), "=&x"(products) : "x"(w), "x"(pair));
 #endif
 }
+#ifdef OCTAVO_VNNI
+constexpr const char* kMultiplyPairs = "vpdpwssd ymm";
+#else
+constexpr const char* kMultiplyPairs = "vpmaddwd ymm";
+#endif
 template <class T> inline IntPairs iload(const T* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 template <class T> inline void istore(T* p, IntPairs v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
 inline IntPairs iset(int32_t pair) { return _mm256_set1_epi32(pair); }

@@ -2,6 +2,7 @@
 
 using Vec = __m512;
 constexpr int W = 16;
+constexpr const char* kMultiplyAdd = "vfmadd zmm";
 constexpr int kLinearRows = 12, kLinearVecs = 2; // register tile of linear: rows x vectors of columns
 constexpr bool kAloneAhead = false;
 constexpr int64_t kWidenedInputs = 2048; // of a block at once: the second-level cache holds them
@@ -120,6 +121,11 @@ inline __attribute__((always_inline)) void idot(Ints& acc, IntPairs w, IntPairs 
     __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(acc), "=&v"(products) : "v"(w), "v"(pair));
 #endif
 }
+#ifdef OCTAVO_VNNI
+constexpr const char* kMultiplyPairs = "vpdpwssd zmm";
+#else
+constexpr const char* kMultiplyPairs = "vpmaddwd zmm";
+#endif
 template <class T> inline IntPairs iload(const T* p) { return _mm512_loadu_si512(p); }
 template <class T> inline void istore(T* p, IntPairs v) { _mm512_storeu_si512(p, v); }
 inline IntPairs iset(int32_t pair) { return _mm512_set1_epi32(pair); }

@@ -4,6 +4,7 @@ typedef float Vec __attribute__((vector_size(16)));
 typedef int32_t IntVec __attribute__((vector_size(16)));
 typedef uint32_t WordVec __attribute__((vector_size(16)));
 constexpr int W = 4;
+constexpr const char* kMultiplyAdd = "multiply and add";
 constexpr int kLinearRows = 4, kLinearVecs = 2;
 constexpr bool kAloneAhead = false;
 constexpr int64_t kWidenedInputs = 192; // of a block at once: the first-level cache holds them

@@ -74,6 +74,7 @@ inline Quad8 dquad8(int32_t x) { return _mm256_set1_epi32(x); }
 
 #ifdef OCTAVO_VNNI
 
+constexpr const char* kMultiplyBytes = "vpdpbusd ymm";
 using Eights = __m256i;
 constexpr bool kShifted = true; // 8 bits are multiplied as value + 128
 inline Fours ddot4(Fours acc, Bytes w, Quad x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
@@ -85,6 +86,7 @@ inline Dots ddot8(Dots acc, Eights w, Quad8 x) { return _mm256_dpbusd_avx_epi32(
 
 #else
 
+constexpr const char* kMultiplyBytes = "vpmaddubsw ymm";
 struct Eights {
     __m256i values, magnitudes;
 };

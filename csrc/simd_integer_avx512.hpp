@@ -11,6 +11,7 @@ constexpr int kRowsAlone = 12, kRowsAloneEight = 10, kRowsAtMemory = 4;
 constexpr int kRowsAlone = kIntegerRows, kRowsAloneEight = kIntegerRows, kRowsAtMemory = 0; // a dot takes registers of its own
 #endif
 constexpr bool kFused = true; // vfma rounds once
+#define OCTAVO_GROUP_PAIRS
 constexpr bool kGroupPairs = true; // weights of 4 bits in pairs of groups, too
 // Vectors of outputs that a tile of so many rows takes at once.
 constexpr int vecs_of(int64_t) { return 2; }
@@ -81,6 +82,7 @@ inline Eights dsmall(Bytes w) { return w; } // as they are, below 128
 
 #ifdef OCTAVO_VNNI
 
+constexpr const char* kMultiplyBytes = "vpdpbusd zmm";
 using Quad8 = __m512i;
 inline Quad8 dquad8(int32_t x) { return _mm512_set1_epi32(x); }
 inline Fours ddot4(Fours acc, Bytes w, Quad x) { return _mm512_dpbusd_epi32(acc, w, x); }
@@ -91,6 +93,7 @@ inline Dots dadd_products(Dots acc, Dots a, Dots b) { return _mm512_dpwssd_epi32
 
 #else
 
+constexpr const char* kMultiplyBytes = "vpmaddwd zmm";
 inline Dots dadd_products(Dots acc, Dots a, Dots b) { return dadd(acc, dproducts(a, b)); }
 
 // A sum that the compiler must have here: else it adds in another order, which takes more registers than there are.

@@ -1,11 +1,12 @@
 // Four dots of four unsigned weights with four signed activations, in the compiler's own vectors (little-endian words).
-// Included inside the namespace of its user, after kernels_math.hpp.
+// Included inside the namespace of its user.
 
 typedef int16_t ShortVec __attribute__((vector_size(16)));
 using Dots = IntVec;
 using Bytes = WordVec;
 constexpr int kIntegerRows = 4, kDotsOfLevels = 0, kRowsAlone = 4, kRowsAloneEight = 4, kRowsAtMemory = 0;
 constexpr bool kFused = false; // vfma rounds once
+#define OCTAVO_GROUP_PAIRS
 constexpr bool kGroupPairs = true; // weights of 4 bits in pairs of groups, too
 // Vectors of outputs that a tile of so many rows takes at once.
 constexpr int vecs_of(int64_t) { return 1; }
@@ -74,6 +75,7 @@ inline HalfSums dround_bytes(const Vec (&x)[8], char* p) {
     return {sum(totals[0]), sum(totals[1])};
 }
 
+constexpr const char* kMultiplyBytes = "16-bit multiply";
 using Fours = Dots;
 using Eights = Bytes;
 constexpr bool kShifted = true; // 8 bits are multiplied as value + 128

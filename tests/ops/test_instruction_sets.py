@@ -14,12 +14,7 @@ from tests.ops.devices import ISAS
 
 KNOWN = {"generic", "avx2", "avx512", "avx512_bf16", "amx"}
 INTEGER = {"avx2", "avx2_vnni", "avx512", "avx512_vnni", "amx"}
-CEILINGS = INTEGER | {"avx512_bf16"}
-OWN_FLAGS = (
-    {f"isa_{name}.cpp" for name in KNOWN - {"generic"}}
-    | {f"integer_{name}.cpp" for name in INTEGER}
-    | {f"ceilings_{name}.cpp" for name in CEILINGS}
-)
+OWN_FLAGS = {f"isa_{name}.cpp" for name in KNOWN - {"generic"}} | {f"integer_{name}.cpp" for name in INTEGER}
 AVX = r"v(?!err|erw|mcall)[a-z]+[0-9a-z]*"
 MASKS = r"k(mov|or|xor|and|add|not|shift|test|unpck)[a-z]*"
 TILES = r"tile[a-z]+|tdp[a-z0-9]+|[ls]tt?ilecfg"

@@ -1,16 +1,8 @@
-// Peaks of AMX-BF16 and AMX-INT8. Called only after cpu_features has asked the system for tiles.
-#include <immintrin.h>
+// Multiplying tiles as fast as they can be. Included inside the instruction set's own namespace, after a header that defines the tile
+// instructions.
 
-#include "ceilings.hpp"
-#include "kernels.hpp"
-
-namespace octavo {
-namespace {
-
-#include "amx_tiles_native.hpp"
-
-template <bool kBytes> float multiply_tiles(int64_t rounds) {
-    alignas(64) static const uint16_t operand[kTileElements] = {};
+template <bool kBytes> float multiply_all_tiles(int64_t rounds) {
+    alignas(64) static const char operand[16 * 64] = {};
     alignas(64) float sums[16 * 16];
     TileConfig config{};
     config.palette = 1;
@@ -45,12 +37,5 @@ template <bool kBytes> float multiply_tiles(int64_t rounds) {
     return sums[0];
 }
 
-constexpr PeakKernel kPeak{"tdpbf16ps", 4.0 * 2 * 16 * 16 * 32, multiply_tiles<false>};
-constexpr PeakKernel kInt8{"tdpbsud", 4.0 * 2 * 16 * 16 * 64, multiply_tiles<true>};
-
-} // namespace
-
-const PeakKernel* amx_peak() { return &kPeak; }
-const PeakKernel* amx_int8_peak() { return &kInt8; }
-
-} // namespace octavo
+template <bool kBytes>
+constexpr PeakKernel kTilesPeak{kBytes ? "tdpbsud" : "tdpbf16ps", 4.0 * 2 * 16 * 16 * (kBytes ? 64 : 32), multiply_all_tiles<kBytes>};
