@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kernels.hpp"
+#include "sizes.hpp"
 
 namespace octavo {
 
@@ -16,7 +17,7 @@ public:
     // Of so many claimants, each with rows of its own. Memory of `bytes`, which it does not own. `allowed`, if not null, has
     // `words` for each row, a bit for each column: columns without it count as minus infinity, if they are sound.
     BestOfRows(char* memory, int64_t claimants, int64_t rows, const uint32_t* allowed, int64_t words)
-        : claimants_(claimants), rows_(rows), stride_(padded(rows)), allowed_(allowed), words_(words) {
+        : claimants_(claimants), rows_(rows), stride_(whole_lines(rows)), allowed_(allowed), words_(words) {
         values_ = reinterpret_cast<float*>(memory);
         places_ = reinterpret_cast<int32_t*>(memory) + claimants * stride_;
         for (int64_t i = 0; i < claimants * stride_; ++i) {
@@ -25,7 +26,7 @@ public:
         }
     }
 
-    static int64_t bytes(int64_t claimants, int64_t rows) { return 2 * claimants * padded(rows) * 4; }
+    static int64_t bytes(int64_t claimants, int64_t rows) { return 2 * claimants * whole_lines(rows) * 4; }
 
     // For a claimant to hold so many rows and columns of a product, which lie at args.out, against what it found before.
     template <class Args> BestArgs of(int64_t claimant, const Args& args, int64_t rows, int64_t columns) const {
@@ -52,8 +53,6 @@ public:
     }
 
 private:
-    static int64_t padded(int64_t rows) { return (rows + 15) / 16 * 16; } // whole cache lines
-
     int64_t claimants_, rows_, stride_;
     float* values_;
     int32_t* places_;

@@ -88,8 +88,8 @@ public:
     void wait();
 
     std::unique_ptr<PackedWeight> pack(nb::sequence matrices, bool gated);
-    // vocabulary: for embedding and a shortlist, too.
     // Memory for a matrix, and the rows of a source as its rows from `first` on.
+    // vocabulary: for embedding and a shortlist, too.
     std::unique_ptr<IntegerWeight> integer_weight(int bits, int64_t rows, int64_t groups, bool gated, bool vocabulary);
     void pack_rows(const IntegerSource& source, IntegerWeight& weight, int64_t first);
 
@@ -134,6 +134,7 @@ public:
 
 private:
     Type act() const { return act_bf16_ ? Type::bfloat16 : Type::float32; }
+    int64_t act_bytes() const { return act_bf16_ ? 2 : 4; }
     struct Result {
         nb::object array;
         char* data;
@@ -166,8 +167,8 @@ private:
     Size rows_of(const Array& array) const;
     Size columns_of(const Array& array) const;
     Result result(Type type, Size rows, int64_t columns, int ndim);
-    // Memory for this op's body alone: for each of its rows, or each thread's. What is recorded uses it again for such alone, as
-    // lanes are not at the same op.
+    // Memory for this op's body alone: for each of its rows, or each thread's. In a recording such memory is reused only for the
+    // same kind of scratch (per row of one input, or per thread): two lanes may be at different ops at the same time.
     ResultMemory::Lease scratch_of_rows(Size rows, int64_t row_bytes);
     ResultMemory::Lease scratch_of_threads(int64_t bytes);
     // Or of what is not in lanes.
@@ -204,6 +205,9 @@ private:
     // The same of the gates that `in` times `weight` passes; `out` becomes the result.
     template <class Weight>
     GatedBlockArgs open_gates(const Array& in, const Weight& weight, nb::handle bias, nb::object& out);
+    // Throw std::invalid_argument for what a device with other kernels packed, and these cannot read.
+    void check_packing(const PackedWeight& weight) const;
+    void check_packing(const IntegerWeight& weight) const;
     // The arguments of a product of x that are known beforehand.
     LinearArgs product_of(const Array& x, const PackedWeight& weight) const;
     // For bodies: packs in compact blocks. False: there would be too many exceptions, or too much would be lost, and nothing is packed.
@@ -213,14 +217,16 @@ private:
     bool in_whole_numbers(const LinearArgs& args) const { return args.compact && args.compact->exponents; }
     // The arguments now: of those rows alone, staged.
     LinearArgs staged(const LinearArgs& args, Range rows, char* stage);
-    decltype(KernelTable::linear_bf16) kernel_of(const LinearArgs& args, bool bf16) const;
-    void multiply(const LinearArgs& args, const WeightStream& stream, bool bf16);
+    decltype(KernelTable::linear_bf16) kernel_of(const LinearArgs& args) const;
+    // Floats of two blocks' product of a chunk of rows, as a thread holds it.
+    int64_t sums_of_chunk(int64_t rows, int64_t k) const;
+    void multiply(const LinearArgs& args, const WeightStream& stream);
     // sums: sums_size of them a thread.
-    void multiply_gated(const LinearArgs& args, const WeightStream& stream, const GatedBlockArgs& gate, float* sums, int64_t sums_size, bool bf16);
+    void multiply_gated(const LinearArgs& args, const WeightStream& stream, const GatedBlockArgs& gate, float* sums, int64_t sums_size);
     // Multiplies blocks to `sums` and holds them against what the thread has found before.
     void best_of_blocks(LinearArgs args, int64_t row0, int64_t row1, int64_t block0, int64_t block1, const BestOfRows& best, float* sums,
-                        int thread, bool bf16);
-    void multiply_argmax(const LinearArgs& args, const WeightStream& stream, const BestOfRows& best, float* sums, int32_t* places, bool bf16);
+                        int thread);
+    void multiply_argmax(const LinearArgs& args, const WeightStream& stream, const BestOfRows& best, float* sums, int32_t* places);
     // What an op with integer weights quantizes and multiplies, as far as it is known beforehand.
     struct IntegerProduct {
         IntegerLinearArgs args;

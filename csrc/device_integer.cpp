@@ -26,6 +26,8 @@ constexpr int64_t kPanelBytes = 256 << 10; // weights of a unit that meets many 
 constexpr int64_t kRowsOfUnit = 192;       // rows of a unit: their records should stay there too
 constexpr int64_t kUnitsPerThread = 12;    // at most
 constexpr double kUnitNanoseconds = 12000; // shorter units cost more to begin than a more even end is worth
+// What a thread gets through in a nanosecond, where memory and arithmetic are each shared fairly.
+constexpr double kBytesPerNanosecond = 25, kProductsPerNanosecond = 350;
 
 const IntegerKernels& kernels_for(const IntegerKernels& kernels, int64_t rows) {
     return kernels.few && rows < kManyRows ? *kernels.few() : kernels;
@@ -38,8 +40,7 @@ IntegerCut cut_integer(const IntegerKernels& kernels, const IntegerLinearArgs& a
     const int64_t blocks = divide_up(a.n, kIntegerColumns), row_chunks = divide_up(divide_up(a.rows, parts), kRowsOfUnit);
     const int64_t block_bytes = a.block_bytes();
     const double products = static_cast<double>(a.rows * a.levels) * kIntegerColumns * kGroup * static_cast<double>(a.groups);
-    // Bytes and products that a thread gets through in a nanosecond, where memory and arithmetic are each shared fairly.
-    const double block_ns = std::max(static_cast<double>(block_bytes) / 25, products / 350);
+    const double block_ns = std::max(static_cast<double>(block_bytes) / kBytesPerNanosecond, products / kProductsPerNanosecond);
     const auto worthwhile = static_cast<int64_t>(block_ns * static_cast<double>(blocks) / kUnitNanoseconds);
     const int64_t wanted = std::clamp<int64_t>(worthwhile / threads, 1, kUnitsPerThread) * threads;
     const int64_t largest = std::max<int64_t>(1, a.rows > 16 ? kPanelBytes / block_bytes : blocks);
@@ -215,14 +216,27 @@ nb::object Device::embedding_integer(nb::handle ids, const IntegerWeight& table)
     return out.array;
 }
 
+void Device::check_packing(const IntegerWeight& w) const {
+    check(!w.paired || pairs_, "the weight was packed for other kernels");
+}
+
 Device::IntegerProduct Device::product_of(const Array& x, const IntegerWeight& weight, int64_t out_stride) const {
+    check_packing(weight);
     const int64_t groups = weight.columns / kGroup;
-    IntegerProduct product{{nullptr, weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, groups, 0, weight.bits, out_stride,
-                            activation_levels_},
-                           {x.data, nullptr, 0, groups, 0, act_bf16_, weight.bits, activation_levels_}};
-    product.args.tuning = tuning_;
-    product.args.paired = product.quantize.paired = weight.paired;
-    return product;
+    return {.args = {.weight = weight.memory.data(),
+                     .n = weight.rows,
+                     .groups = groups,
+                     .bits = weight.bits,
+                     .out_stride = out_stride,
+                     .levels = activation_levels_,
+                     .tuning = tuning_,
+                     .paired = weight.paired},
+            .quantize = {.x = x.data,
+                         .groups = groups,
+                         .x_bf16 = act_bf16_,
+                         .bits = weight.bits,
+                         .levels = activation_levels_,
+                         .paired = weight.paired}};
 }
 
 namespace {
@@ -391,14 +405,15 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
     const WeightStream stream{spans_of(product.args, 1), {}}; // nothing follows the head
     follow(likely ? spans_of(likely->rough.args, 1) : stream.own);
     issue([this, product, attempts, stream, rows, bits, memory = records.data(), own = reinterpret_cast<float*>(sums.data()),
-           found = bests.data(), promised = promises.data(), places = out.ints()]() mutable {
+           found = bests.data(), promised = promises.data(), places = out.ints()] {
         const int64_t count = rows.now();
+        IntegerProduct exact = product;
         Promises tops;
         if (Shortlist* list = promise(attempts, count, promised, bits.now(), bits.words, nullptr, tops)) {
             const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
-            const IntegerKernels& kernels = quantize_rows(product, {0, count}, memory, true);
+            const IntegerKernels& kernels = quantize_rows(exact, {0, count}, memory, true);
             const auto compute = [&](int64_t row, int64_t block, int thread) {
-                IntegerLinearArgs now = product.args;
+                IntegerLinearArgs now = exact.args;
                 now.out = own + thread * sums_of_blocks(count);
                 now.first_row = row;
                 now.first_column = block * kIntegerColumns;
@@ -407,10 +422,10 @@ nb::object Device::linear_argmax_integer(nb::handle x, const IntegerWeight& weig
             };
             if (settle(*list, tops, best, compute)) return best.merge(places);
         }
-        const IntegerKernels& kernels = quantize_rows(product, {0, count}, memory);
-        const IntegerCut cut = cut_integer(kernels, product.args, pool_.size());
+        const IntegerKernels& kernels = quantize_rows(exact, {0, count}, memory);
+        const IntegerCut cut = cut_integer(kernels, exact.args, pool_.size());
         const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
-        over_integer_units(product.args, cut, stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {
+        over_integer_units(exact.args, cut, stream, [&](IntegerLinearArgs now, int64_t unit, int thread) {
             now.out = own + thread * sums_of_blocks(count);
             over_blocks_of_unit(kernels, now, cut, unit, 1, [&](const IntegerLinearArgs& a, int64_t some, int64_t columns) {
                 kernels_->best_of_block(best.of(thread, a, some, columns));

@@ -75,7 +75,7 @@ Partitions partitions_of(const AttentionArgs& a, const AttentionUnit& u) {
     const int64_t end = a.seq_lens[u.seq] - (a.query_start[u.seq + 1] - u.row1);
     const int64_t begin = a.window ? std::max<int64_t>(0, end - (u.row1 - u.row0 - 1) - a.window) : 0;
     const int64_t first = begin / kPartition;
-    return {first, (end + kPartition - 1) / kPartition - first};
+    return {first, divide_up(end, kPartition) - first};
 }
 
 // Those whose keys and values no unit stores, so many at once: of sequences with several, whose units read one another's, and
@@ -227,11 +227,26 @@ nb::object Device::attention(const KVBlocks& cache, int64_t layer, nb::handle qk
     const Array ids = all ? Array{} : read(wanted, "rows", Type::int32, 1);
     const Size results = all ? rows : rows_of(ids);
     const Result out = result(act(), results, int64_t{shape.num_heads} * shape.head_dim, 2);
-    AttentionArgs args{in.floats(),     in.shape[1],     at.ints(),          cache.layer(layer), out.data,
-                       start.ints(),    lens.ints(),     blocks.ints(),      0,
-                       shape.num_heads, shape.num_kv_heads, shape.head_dim,  cache.block_size,
-                       static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)), cache.head_bytes(), window, scale,
-                       cache.type, act_bf16_, tuning_};
+    const AttentionArgs args{.qkv = in.floats(),
+                             .stride = in.shape[1],
+                             .slots = at.ints(),
+                             .kv = cache.layer(layer),
+                             .out = out.data,
+                             .query_start = start.ints(),
+                             .seq_lens = lens.ints(),
+                             .tables = blocks.ints(),
+                             .table_width = 0, // known when it runs
+                             .num_heads = shape.num_heads,
+                             .num_kv_heads = shape.num_kv_heads,
+                             .head_dim = shape.head_dim,
+                             .block_size = cache.block_size,
+                             .num_blocks = static_cast<int32_t>(std::min<int64_t>(cache.num_blocks, INT32_MAX)),
+                             .head_bytes = cache.head_bytes(),
+                             .window = window,
+                             .scale = scale,
+                             .kv_type = cache.type,
+                             .out_bf16 = act_bf16_,
+                             .tuning = tuning_};
     const char* next_layer = layer + 1 < cache.num_layers ? cache.layer(layer + 1) : nullptr;
     issue_in_lanes([this, args, all, ids = ids.ints(), rows, results, sequences, starts, width, next_layer,
                     slots_end = cache.num_blocks * cache.block_size] {

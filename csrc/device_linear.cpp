@@ -143,9 +143,15 @@ bool Device::pack_compact(const PackArgs& args, PackedWeight& weight) {
     return true;
 }
 
+void Device::check_packing(const PackedWeight& w) const {
+    const bool fits = !w.compact || (kernels_->linear_compact && !w.compact->exponents == !kernels_->fix_block);
+    check(fits, "the weight was packed for other kernels");
+}
+
 nb::object Device::embedding(nb::handle ids, const PackedWeight& table) {
     const Array in = read(ids, "ids", Type::int32, 1);
     check(!table.gated, "embedding: the table was packed for gated_linear");
+    check_packing(table);
     hold(table);
     const Size rows = rows_of(in);
     const Result out = result(Type::float32, rows, table.columns, 2);
@@ -163,7 +169,7 @@ nb::object Device::embedding(nb::handle ids, const PackedWeight& table) {
 LinearArgs Device::staged(const LinearArgs& args, Range own, char* stage) {
     LinearArgs now = args;
     now.rows = own.count();
-    now.x = static_cast<const char*>(args.x) + own.begin * args.x_stride * (act_bf16_ ? 2 : 4);
+    now.x = static_cast<const char*>(args.x) + own.begin * args.x_stride * act_bytes();
     if (args.out) now.out += own.begin * args.out_stride;
     if (args.residual) now.residual += own.begin * args.out_stride;
     if (!act_bf16_) return now;
@@ -196,8 +202,8 @@ LinearArgs Device::staged(const LinearArgs& args, Range own, char* stage) {
     return now;
 }
 
-decltype(KernelTable::linear_bf16) Device::kernel_of(const LinearArgs& args, bool bf16) const {
-    return args.compact ? linear_compact_ : bf16 ? kernels_->linear_bf16 : kernels_->linear_f32;
+decltype(KernelTable::linear_bf16) Device::kernel_of(const LinearArgs& args) const {
+    return args.compact ? linear_compact_ : act_bf16_ ? kernels_->linear_bf16 : kernels_->linear_f32;
 }
 
 std::shared_ptr<const WeightStream> Device::follow(const WeightUnits& own) {
@@ -207,9 +213,13 @@ std::shared_ptr<const WeightStream> Device::follow(const WeightUnits& own) {
     return stream;
 }
 
-void Device::multiply(const LinearArgs& args, const WeightStream& stream, bool bf16) {
-    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1, pool_.team());
-    const auto kernel = kernel_of(args, bf16);
+int64_t Device::sums_of_chunk(int64_t rows, int64_t k) const {
+    return std::min(rows, chunk_rows(*kernels_, k, act_bytes())) * 2 * kColumnBlock;
+}
+
+void Device::multiply(const LinearArgs& args, const WeightStream& stream) {
+    const Cut cut(*kernels_, args, act_bytes(), 1, pool_.team());
+    const auto kernel = kernel_of(args);
     LinearArgs common = args;
     // Logits, above all: rows far apart whose lines would share few places in the caches.
     common.past_caches = !args.residual && args.n % 16 == 0 && args.out_stride == args.n && args.rows * args.n * 4 >= kPastCaches;
@@ -222,9 +232,9 @@ void Device::multiply(const LinearArgs& args, const WeightStream& stream, bool b
 }
 
 // A unit's product lies in a cache until it has passed its gates.
-void Device::multiply_gated(const LinearArgs& args, const WeightStream& stream, const GatedBlockArgs& gate, float* sums, int64_t sums_size, bool bf16) {
-    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 2, pool_.team());
-    const auto kernel = kernel_of(args, bf16);
+void Device::multiply_gated(const LinearArgs& args, const WeightStream& stream, const GatedBlockArgs& gate, float* sums, int64_t sums_size) {
+    const Cut cut(*kernels_, args, act_bytes(), 2, pool_.team());
+    const auto kernel = kernel_of(args);
     Spans spans(cut.units(), pool_.team());
     over_claims(spans, 1, [&](const Spans::Claim& claim, int thread) {
         auto unit = [&, mine = sums + thread * sums_size](LinearArgs now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
@@ -241,22 +251,22 @@ void Device::multiply_gated(const LinearArgs& args, const WeightStream& stream, 
 }
 
 void Device::best_of_blocks(LinearArgs args, int64_t row0, int64_t row1, int64_t block0, int64_t block1, const BestOfRows& best,
-                            float* sums, int thread, bool bf16) {
+                            float* sums, int thread) {
     args.out = sums;
     args.first_row = row0;
     args.first_column = block0 * kColumnBlock;
-    kernel_of(args, bf16)(args, row0, row1, block0, block1);
+    kernel_of(args)(args, row0, row1, block0, block1);
     kernels_->best_of_block(best.of(thread, args, row1 - row0, std::min(args.n, block1 * kColumnBlock) - args.first_column));
 }
 
 // A unit's product lies in a cache until the best of its rows are known.
-void Device::multiply_argmax(const LinearArgs& args, const WeightStream& stream, const BestOfRows& best, float* sums, int32_t* places, bool bf16) {
-    const Cut cut(*kernels_, args, bf16 ? 2 : 4, 1, pool_.size());
-    const int64_t sums_size = std::min(args.rows, chunk_rows(*kernels_, args.k, bf16 ? 2 : 4)) * 2 * kColumnBlock;
+void Device::multiply_argmax(const LinearArgs& args, const WeightStream& stream, const BestOfRows& best, float* sums, int32_t* places) {
+    const Cut cut(*kernels_, args, act_bytes(), 1, pool_.size());
+    const int64_t sums_size = sums_of_chunk(args.rows, args.k);
     Spans spans(cut.units(), pool_.team());
     over_claims(spans, args.rows < kFewRows ? 2 : 1, [&](const Spans::Claim& claim, int thread) {
         auto unit = [&, mine = sums + thread * sums_size](const LinearArgs& now, int64_t row0, int64_t row1, int64_t block0, int64_t block1) {
-            best_of_blocks(now, row0, row1, block0, block1, best, mine, thread, bf16);
+            best_of_blocks(now, row0, row1, block0, block1, best, mine, thread);
         };
         run_units(unit, args, cut, claim, reading_of(stream, cut, spans, claim, thread));
     });
@@ -265,6 +275,7 @@ void Device::multiply_argmax(const LinearArgs& args, const WeightStream& stream,
 
 LinearArgs Device::product_of(const Array& x, const PackedWeight& weight) const {
     check(weight.bf16 == act_bf16_, "linear: the weight was packed by a device of another compute dtype");
+    check_packing(weight);
     LinearArgs args{x.data, x.shape[1], weight.memory.data(), nullptr, nullptr, nullptr, 0, weight.rows, weight.columns, weight.rows};
     args.compact = weight.compact.get();
     args.tuning = tuning_;
@@ -291,7 +302,7 @@ nb::object Device::linear(nb::handle x, const PackedWeight& weight, nb::handle b
     nb::object out = open_output(args, in, weight, bias, residual, into);
     const auto memory = scratch_of_rows(rows, staged_row_bytes(args));
     issue_in_lanes([this, args, rows, stage = memory.data(), stream = follow(units_of(weight, 1))] {
-        multiply(staged(args, rows.range(), stage), *stream, act_bf16_);
+        multiply(staged(args, rows.range(), stage), *stream);
     });
     return out;
 }
@@ -308,8 +319,7 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
     LinearArgs args = product_of(in, weight);
     args.out_stride = 2 * kColumnBlock;
     const auto memory = scratch_of_rows(rows, staged_row_bytes(args));
-    const int64_t chunk = std::min(rows.capacity, chunk_rows(*kernels_, args.k, act_bf16_ ? 2 : 4));
-    const auto sums = scratch_of_threads(chunk * args.out_stride * 4);
+    const auto sums = scratch_of_threads(sums_of_chunk(rows.capacity, args.k) * 4);
     const auto bests = scratch(BestOfRows::bytes(pool_.size(), rows.capacity));
     const std::vector<Attempt> attempts = attempts_by(weight.shortlists, in, nullptr);
     const auto promises = scratch(promise_bytes(attempts, rows.capacity));
@@ -326,12 +336,12 @@ nb::object Device::linear_argmax(nb::handle x, const PackedWeight& weight, nb::h
         if (Shortlist* list = promise(attempts, count, promised, bits.now(), bits.words, in_numbers, tops)) {
             const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
             const auto compute = [&](int64_t row, int64_t block, int thread) {
-                best_of_blocks(now, row, row + 1, block, block + 1, best, own + thread * now.out_stride, thread, act_bf16_);
+                best_of_blocks(now, row, row + 1, block, block + 1, best, own + thread * now.out_stride, thread);
             };
             if (settle(*list, tops, best, compute)) return best.merge(places);
         }
         const BestOfRows best(found, pool_.size(), count, bits.now(), bits.words);
-        multiply_argmax(now, stream, best, own, places, act_bf16_);
+        multiply_argmax(now, stream, best, own, places);
     });
     return out.array;
 }
@@ -344,13 +354,12 @@ nb::object Device::gated_linear(nb::handle x, const PackedWeight& weight, nb::ha
     LinearArgs args = product_of(in, weight);
     args.out_stride = 2 * kColumnBlock;
     const auto memory = scratch_of_rows(rows, staged_row_bytes(args));
-    const int64_t chunk = std::min(rows.capacity, chunk_rows(*kernels_, args.k, act_bf16_ ? 2 : 4));
-    const int64_t sums_size = chunk * 2 * kColumnBlock;
+    const int64_t sums_size = sums_of_chunk(rows.capacity, args.k);
     const auto sums = scratch_of_threads(sums_size * 4);
     issue_in_lanes([this, args, gate, rows, sums_size, stage = memory.data(), own = reinterpret_cast<float*>(sums.data()),
                     stream = follow(units_of(weight, 2))] {
         const Range now = rows.range();
-        multiply_gated(staged(args, now, stage), *stream, from_row(gate, now.begin), own, sums_size, act_bf16_);
+        multiply_gated(staged(args, now, stage), *stream, from_row(gate, now.begin), own, sums_size);
     });
     return out;
 }

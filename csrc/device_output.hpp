@@ -31,7 +31,7 @@ nb::object Device::open_output(Args& args, const Array& in, const Weight& weight
         check(r.shape[1] == weight.rows && rows_of(r).same(rows_of(in)), "linear: residual must have the shape of the result");
         args.residual = r.floats();
         // The result takes over the residual's memory, unless x lies there too and is still to be read.
-        const char* end = in.data + in.size() * (act_bf16_ ? 2 : 4);
+        const char* end = in.data + in.size() * act_bytes();
         if (r.data >= end || r.data + r.size() * 4 <= in.data) {
             args.out = r.floats();
             return nb::borrow(residual);

@@ -5,16 +5,16 @@
 #include <stdexcept>
 
 #include "device.hpp"
+#include "sizes.hpp"
 #include "unlocked.hpp"
 
 namespace octavo {
 
-// Elements below which waking another thread costs more than it brings. On Zen 5, where cores may share no cache, fewer were not measured.
+// Elements of rows that are worth a unit of their own: with fewer, one thread is faster than two. Zen 5 cores may share no cache:
+// fewer than 16,384 were not measured there.
 constexpr int64_t kParallelWork = 4096, kParallelWorkZen5 = 16384;
 
 constexpr int64_t kFewRows = 4;         // below, products of plain numbers take two blocks at once: memory is what they wait for
-
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // How many parts the rows of a product have: one for each thread, where they are enough. What a thread wrote in other ops is near it
 // in this one, and the others' part would come from far away.

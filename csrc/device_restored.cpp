@@ -10,7 +10,7 @@ namespace {
 
 void check_memory(const WeightMemory::Slice& memory, int64_t bytes) {
     check(memory.bytes() == bytes, "a weight's memory must be as large as the weight");
-    check(reinterpret_cast<uintptr_t>(memory.data()) % kLine == 0, "a weight's memory must begin with a cache line");
+    check(reinterpret_cast<uintptr_t>(memory.data()) % kCacheLine == 0, "a weight's memory must begin with a cache line");
 }
 
 // Of blocks with so many elements: lists of ascending places within them, each with its end.

@@ -192,6 +192,7 @@ void Device::add_copy(Weight& weight, std::shared_ptr<Shortlist> list, int bits,
 
 void Device::shortlist(PackedWeight& weight, int64_t most_bytes, const std::vector<float>& inputs) {
     check_inputs(inputs, weight.columns);
+    check_packing(weight);
     if (!wants_list(weight) || integer_weight_bytes(weight.rows, weight.columns / kGroup, 8) > most_bytes) return;
     const auto read = [&](int64_t first, int64_t count, float* to) {
         int32_t ids[kColumnBlock];
@@ -219,6 +220,7 @@ void Device::shortlist(PackedWeight& weight, int64_t most_bytes, const std::vect
 
 void Device::shortlist_integer(IntegerWeight& weight, int64_t most_bytes, const std::vector<float>& inputs) {
     check_inputs(inputs, weight.columns);
+    check_packing(weight);
     if (!wants_list(weight)) return;
     const int64_t k = weight.columns, groups = k / kGroup;
     const auto read = [&](int64_t first, int64_t count, float* to) {

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "kernels.hpp"
+#include "sizes.hpp"
 
 namespace octavo {
 
@@ -18,8 +19,6 @@ namespace {
 
 constexpr int64_t kPage = 4096, kHugePage = int64_t{2} << 20;
 constexpr int64_t kPopulated = int64_t{512} << 20; // of a KV cache in the background; what lies beyond is found as it is used
-
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // The product of sizes that come from files and flags; throws where it does not fit.
 template <typename... Sizes> int64_t product(Sizes... sizes) {

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <iterator>
 
+#include "sizes.hpp"
+
 namespace octavo {
 
 namespace {
 
-constexpr int64_t kLine = 64;
 constexpr int64_t kFirstChunk = int64_t{4} << 20;
 
 } // namespace
@@ -23,7 +24,7 @@ ResultMemory::Lease ResultMemory::allocate(int64_t bytes, const Kind& kind) {
         found->second.pop_back();
         return {shared_from_this(), data};
     }
-    bytes = (std::max<int64_t>(bytes, 1) + kLine - 1) / kLine * kLine;
+    bytes = round_up(std::max<int64_t>(bytes, 1), kCacheLine);
     for (auto& chunk : chunks_) {
         for (auto gap = chunk->free.begin(); gap != chunk->free.end(); ++gap) {
             if (gap->second < bytes) continue;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "integer_weight.hpp"
+#include "sizes.hpp"
 
 namespace octavo {
 
@@ -21,7 +22,7 @@ struct Shortlist {
     static constexpr float kLongest = 1e18f; // products of such lengths are far from infinity
 
     Shortlist(int64_t columns, const std::vector<float>& sizes)
-        : per_input((columns + kIntegerColumns - 1) / kIntegerColumns * kIntegerColumns), per_error(per_input.size()) {
+        : per_input(round_up(columns, kIntegerColumns)), per_error(per_input.size()) {
         for (const float size : sizes) {
             inverse_sizes.push_back(1 / size);
             largest_inverse_size = std::max(largest_inverse_size, inverse_sizes.back());
@@ -57,7 +58,7 @@ template <class T> void put_in_order(const T* from, const std::vector<int32_t>& 
 // Numbers of a product by a shortlist, in memory of `bytes` that it does not own.
 struct Promises {
     Promises() = default;
-    Promises(char* memory, int64_t rows, int64_t blocks, int threads) : rows(rows), blocks(blocks), stride(padded(rows)), row_stride(apart(blocks)) {
+    Promises(char* memory, int64_t rows, int64_t blocks, int threads) : rows(rows), blocks(blocks), stride(whole_lines(rows)), row_stride(apart(blocks)) {
         lengths = reinterpret_cast<float*>(memory);
         changes = lengths + stride;
         reached = changes + stride;
@@ -65,7 +66,7 @@ struct Promises {
         tops = floors + threads * stride;
     }
 
-    static int64_t bytes(int64_t rows, int64_t blocks, int threads) { return 4 * ((3 + threads) * padded(rows) + rows * apart(blocks)); }
+    static int64_t bytes(int64_t rows, int64_t blocks, int threads) { return 4 * ((3 + threads) * whole_lines(rows) + rows * apart(blocks)); }
 
     int64_t rows = 0, blocks = 0, stride = 0, row_stride = 0;
     float *lengths = nullptr, *changes = nullptr; // of each row, as PromiseArgs has them
@@ -74,8 +75,7 @@ struct Promises {
     float* tops = nullptr;                        // [rows][row_stride], of which `blocks` count
 
 private:
-    static int64_t padded(int64_t count) { return (count + 15) / 16 * 16; } // whole cache lines
-    static int64_t apart(int64_t blocks) { return padded(blocks) | 16; }     // an odd number of them: rows share no places in caches
+    static int64_t apart(int64_t blocks) { return whole_lines(blocks) | 16; } // an odd number of them: rows share no places in caches
 };
 
 } // namespace octavo

@@ -2,19 +2,18 @@
 
 #include <algorithm>
 
+#include "sizes.hpp"
+
 namespace octavo {
 
 namespace {
 
-constexpr int64_t kLine = 64;
 constexpr int64_t kRegion = int64_t{32} << 20; // pages that nobody writes to cost nothing
-
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 } // namespace
 
 WeightMemory::Slice WeightMemory::take(int64_t bytes) {
-    const int64_t begin = round_up(used_, kLine);
+    const int64_t begin = round_up(used_, kCacheLine);
     if (region_ && bytes <= region_->bytes() - begin) {
         used_ = begin + bytes;
         return {region_, region_->data() + begin, bytes};

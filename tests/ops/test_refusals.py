@@ -1,6 +1,7 @@
 """Whatever is handed to the native ops, they answer with one line and touch no memory that is not theirs."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from octavo import _native
 from octavo.backends.base import AttentionShape, Batch, KVCacheSpec
 from octavo.backends.cpu.backend import CpuBackend
+from octavo.quant.integer import quantize_int4
 from octavo.quant.layouts import Dense
 from octavo.step import BlockCopies
 from tests.ops.devices import BF16, ISAS, act, device, normal, nowhere, store
@@ -160,6 +162,33 @@ OUT_OF_RANGE: list[tuple[str, Callable[[CpuBackend], object]]] = [
 def test_a_value_error_names_what_is_wrong(message: str, call: Callable[[CpuBackend], object]) -> None:
     with pytest.raises(ValueError, match=message):
         call(backend_of())
+
+
+@pytest.mark.parametrize("packer", ISAS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_weight_of_other_kernels_is_read_or_refused(isa: str, packer: str) -> None:
+    """Only kernels that would make them can read compact blocks and pairs of groups."""
+    own, other = (CpuBackend(isa=name, num_threads=1, tuning="zen4") for name in (isa, packer))
+    x, ids = act(normal(1, 3, 256), "bfloat16"), ints(1, 2)
+    table = Dense(act(normal(2, 2048, 256), "bfloat16"))
+    wide, gated = other.weight(table), other.weight(Dense(act(normal(3, 128, 256), "bfloat16")), gated=True)
+    four = other.weight(quantize_int4(normal(4, 96, 256)))
+    assert isinstance(wide, _native.PackedWeight) and isinstance(four, _native.IntegerWeight)
+    fits = _native.compact_of(wide) is None or own.packing.split()[-1] == other.packing.split()[-1]
+    assert (_native.compact_of(wide) is not None) == other.packing.endswith(("compact", "fixed"))
+    refused = pytest.raises(ValueError, match="the weight was packed for other kernels")
+    with nullcontext() if fits else refused:
+        np.testing.assert_allclose(own.ops.linear(x, wide), own.ops.linear(x, own.weight(table)), atol=0.5)
+    for use in (
+        lambda: own.ops.linear_argmax(x, wide),
+        lambda: own.ops.embedding(ids, wide),
+        lambda: own.ops.gated_linear(x, gated),
+        lambda: own.shortlist(wide),
+    ):
+        with nullcontext() if fits else refused:
+            use()
+    with nullcontext() if not four.paired or "paired" in own.packing else refused:
+        own.ops.linear(x, four)
 
 
 @pytest.mark.parametrize("isa", ISAS)
