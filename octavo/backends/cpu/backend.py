@@ -29,7 +29,7 @@ _COLUMN_BLOCK = 32
 _VALUES_AT_ONCE = 1 << 21
 """Values of an integer matrix that each thread packs before more are made: they stay in the second-level cache."""
 _SPARE_TIMES = 16
-"""Memory is short if so many times what is to be added to it is not left."""
+"""A copy is made only if 16 times its size is still free."""
 _KV_DTYPES = (*_DTYPES, "int8")
 
 

@@ -20,7 +20,7 @@ PERIOD = 48
 LONGEST_PERIOD = 768
 """while lanes lose every trial"""
 CLEARLY = 0.98
-"""What is to be given up for something else takes more than so much longer."""
+"""The other way replaces the present one only if it takes less than this part of its time."""
 HOPELESS = 1.3
 """Lanes that take so many times as long are not tried again in this trial."""
 

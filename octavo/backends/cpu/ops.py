@@ -21,7 +21,6 @@ class CpuOps:
     def __init__(self, device: "_native.Device", head_shape: type["_native.HeadShape"]) -> None:
         self._device = device
         self._head_shape = head_shape
-        self._shapes: dict[AttentionShape, _native.HeadShape] = {}
         # These need nothing added: the shortest way from a model to a kernel.
         self.embedding = device.embedding
         self.silu_and_mul = device.silu_and_mul
@@ -118,11 +117,7 @@ class CpuOps:
         return self._device.sample(logits, temperature, top_k, top_p, min_p, seeds, positions, *wishes)
 
     def _native_shape(self, shape: AttentionShape) -> "_native.HeadShape":
-        try:
-            return self._shapes[shape]
-        except KeyError:
-            made = self._shapes[shape] = self._head_shape(shape.num_heads, shape.num_kv_heads, shape.head_dim)
-            return made
+        return self._head_shape(shape.num_heads, shape.num_kv_heads, shape.head_dim)  # sooner made than found in a dict
 
 
 def _columns(record: LogitBias | Penalties | None) -> tuple[np.ndarray, ...] | None:
