@@ -86,7 +86,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     vLLM's class of the same name.
 
     Of JSON: ``disable_any_whitespace`` writes it without spaces and line breaks, ``whitespace_pattern`` is a regex for what may
-    stand between tokens, ``disable_additional_properties`` forbids properties that an object's schema does not name.
+    stand between tokens. ``disable_additional_properties`` forbids properties that an object's schema does not name, where
+    the schema has ``properties`` and not ``additionalProperties``; False is what JSON Schema says.
     """
 
     json: Any = None
@@ -96,13 +97,15 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     json_object: bool | None = None
     structural_tag: Any = None
     disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
+    disable_additional_properties: bool = True
     whitespace_pattern: str | None = None
 
     def __post_init__(self) -> None:
         if self.choice is not None:
             msgspec.structs.force_setattr(self, "choice", tuple(self.choice))
-        given = [name for name in _FORMS if getattr(self, name) not in (None, False)]
+        # False sets nothing, but for a JSON schema: it is one.
+        values = {name: getattr(self, name) for name in _FORMS}
+        given = [name for name, value in values.items() if value is not None and (value is not False or name == "json")]
         kinds = ", ".join(_FORMS)
         _require(len(given) == 1, f"structured_outputs takes exactly one of {kinds}", "structured_outputs", given)
         if self.json is not None:

@@ -14,12 +14,10 @@ from octavo.server.structured import Wanted
 from octavo.server.tool_choice import Function, Tools
 from octavo.server.tools import Format
 from octavo.structured.compiler import WHITESPACE
+from octavo.structured.schema_walk import without_additional_properties, without_idle_keywords
 
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OF_VALUES = ("enum", "const", "default", "examples")
-_SAYS_MORE = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"}) | frozenset(
-    {"$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"}
-)
 
 
 def forced_output(tools: Tools) -> StructuredOutputsParams:
@@ -84,13 +82,12 @@ def _call_schema(functions: tuple[Function, ...], *, arguments: str, strict_only
 
 
 def _arguments_schema(function: Function) -> dict[str, Any]:
-    """What is valid by it is valid by the client's schema. Where that names properties and says nothing of others, there are
-    none: a function takes the parameters that it has."""
+    """What is valid by it is valid by the client's schema. Where an object names properties and says nothing of others, there
+    are none when it is compiled: a function takes the parameters that it has."""
     given = function.parameters
     if not given:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    closed = {"additionalProperties": False} if "properties" in given and not _SAYS_MORE & given.keys() else {}
-    return {"type": "object", **given, **closed}
+    return {"type": "object", **given}
 
 
 def _moved(schema: Any, home: str) -> Any:
@@ -109,5 +106,7 @@ def _moved(schema: Any, home: str) -> Any:
 
 
 def _json(schema: dict[str, Any]) -> str:
-    """A schema inside a grammar. What a client writes under "x-guidance" is none of JSON Schema's keywords."""
+    """A schema inside a grammar, which the compiler takes as it is. What a client writes under "x-guidance" is none of JSON
+    Schema's keywords."""
+    schema = without_additional_properties(without_idle_keywords(schema))
     return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.sampling_params import StructuredOutputsParams
-from octavo.structured.schema_walk import path_at_fault, without_additional_properties
+from octavo.structured.schema_walk import path_at_fault, without_additional_properties, without_idle_keywords
 from octavo.structured.tags import JsonSchema, Regex, TagError, TagGrammar, Tags, leaves_of, read_tags
 from octavo.structured.vocabulary import Vocabulary
 
@@ -20,6 +20,8 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 """Between the tokens of JSON, where the request does not say: a bounded run, so that no model writes blanks for ever."""
 
 _LONGEST_COMPLAINT = 300
+_ONE_OF = "Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Use anyOf, or parts that cannot both be valid"
+"""What the library advises and no client can do, and what it can do."""
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,
@@ -144,11 +146,15 @@ def _from_schema(wanted: StructuredOutputsParams, schema: Any) -> str:
 
 
 def _closed(wanted: StructuredOutputsParams, schema: Any) -> dict[str, Any]:
-    """A schema as the request wants it."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
-    if wanted.disable_additional_properties:
-        schema = without_additional_properties(schema)
+    """A schema as the request wants it, of what grammars are made of."""
+    if schema is False:
+        raise GrammarError("no text is valid by the schema false")
+    try:
+        schema = {} if schema is True else without_idle_keywords(schema)
+        if wanted.disable_additional_properties:
+            schema = without_additional_properties(schema)
+    except RecursionError:  # only text inside a structural tag is not measured before
+        raise GrammarError("the schema is nested too deeply") from None
     # A client's own "x-guidance" would come before the request's wishes: it is none of JSON Schema's keywords.
     return {name: value for name, value in schema.items() if name != "x-guidance"}
 
@@ -195,5 +201,5 @@ def _lark(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    line = " ".join(text.replace("<non-verbose/>", "").split())
+    line = " ".join(text.replace("<non-verbose/>", "").split()).replace(*_ONE_OF)
     return line[:_LONGEST_COMPLAINT].rstrip(". ")

@@ -13,6 +13,9 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 _DEFINITIONS = ("$defs", "definitions")
 _ALTERNATIVES = ("anyOf", "oneOf")
 _PARTS = ("allOf", *_ALTERNATIVES)
+FORMATS = frozenset({"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"})
+"""Of strings, those that llguidance makes a grammar of."""
+_NOTES = frozenset({"$comment", "default", "deprecated", "description", "examples", "title"})
 
 
 def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -30,66 +33,108 @@ def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{keyword}.{name}", inner) for name, inner in schema[keyword].items())
 
 
+def _rebuilt(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """``schema`` with what ``change`` makes of each schema directly inside."""
+    made = dict(schema)
+    for keyword in _ONE:
+        if isinstance(schema.get(keyword), dict):
+            made[keyword] = change(schema[keyword])
+    for keyword in _LISTS:
+        if isinstance(schema.get(keyword), list):
+            made[keyword] = [change(inner) for inner in schema[keyword]]
+    for keyword in _NAMED:
+        if isinstance(schema.get(keyword), dict):
+            made[keyword] = {name: change(inner) for name, inner in schema[keyword].items()}
+    return made
+
+
+def without_idle_keywords(schema: Any) -> Any:
+    """``schema`` without what confines nothing and many libraries write, but no grammar is made of: formats that are only
+    notes, names of properties that are strings, items that need not be unique."""
+    if not isinstance(schema, dict):
+        return schema
+    made = _rebuilt(schema, without_idle_keywords)
+    return {keyword: value for keyword, value in made.items() if not _is_idle(keyword, value)}
+
+
+def _is_idle(keyword: str, value: Any) -> bool:
+    match keyword:
+        case "format":
+            return isinstance(value, str) and value not in FORMATS
+        case "uniqueItems":
+            return value is False
+        case "propertyNames" if isinstance(value, dict):
+            return all(name in _NOTES or (name, said) == ("type", "string") for name, said in value.items())
+        case "propertyNames":
+            return value is True
+    return False
+
+
 def without_additional_properties(schema: Any) -> Any:
-    """``schema`` with ``additionalProperties: false`` in every object that names properties and says nothing of others.
+    """``schema`` with ``additionalProperties: false`` in every object that names properties and says nothing of others. What
+    it requires it names, too.
 
     Where several schemas name properties of one object (two in ``allOf``, one beside a ``$ref``), they stay open: closed, each
     would forbid what the others name. ``unevaluatedProperties`` would close them together, but no grammar is made of it."""
-    found = list(_references_in_parts(schema, is_part=False))
-    for reference in found:  # which grows
-        found += set(_references_in_parts(_definition(schema, reference), is_part=True)).difference(found)
-    return _closed(schema, frozenset(found), is_part=False)
+    left_open: set[int] = set()  # ids: no schema is looked at more often than twice, however many references lead to it
+    seen: set[tuple[int, bool]] = set()
+    naming: dict[int, bool] = {}
+    pending = [(schema, False)]
+    while pending:
+        inner, is_part = pending.pop()
+        if not isinstance(inner, dict) or (id(inner), is_part) in seen:
+            continue
+        seen.add((id(inner), is_part))
+        has_parts = is_part or _has_parts(inner, naming)
+        if has_parts:
+            left_open.add(id(inner))
+            if isinstance(inner.get("$ref"), str):
+                pending.append((_target(schema, inner["$ref"]), True))
+        pending += [(part, has_parts and path.startswith(_PARTS)) for path, part in subschemas(inner)]
+    return _closed(schema, left_open)
 
 
-def _definition(schema: Any, reference: str) -> Any:
-    where, _, name = reference.removeprefix("#/").partition("/")
-    named = schema.get(where) if where in _DEFINITIONS else None
-    return named.get(name) if isinstance(named, dict) else None
+def _target(schema: Any, reference: str) -> Any:
+    """The schema that is referred to by a JSON pointer, None where it is not inside."""
+    if reference != "#" and not reference.startswith("#/"):
+        return None
+    for step in reference.split("/")[1:]:
+        if isinstance(schema, dict):
+            schema = schema.get(step.replace("~1", "/").replace("~0", "~"))
+        else:
+            at = int(step) if isinstance(schema, list) and step.isdecimal() and len(step) < 6 else None
+            schema = schema[at] if at is not None and at < len(schema) else None
+    return schema
 
 
-def _closed(schema: Any, open_references: frozenset[str], *, is_part: bool) -> Any:
+def _closed(schema: Any, left_open: set[int]) -> Any:
     if not isinstance(schema, dict):
         return schema
-    closed, has_parts = dict(schema), is_part or _has_parts(schema)
-    for keyword in _ONE:
-        if isinstance(schema.get(keyword), dict):
-            closed[keyword] = _closed(schema[keyword], open_references, is_part=False)
-    for keyword in _LISTS:
-        if isinstance(schema.get(keyword), list):
-            inner_is_part = has_parts and keyword in _PARTS
-            closed[keyword] = [_closed(inner, open_references, is_part=inner_is_part) for inner in schema[keyword]]
-    for keyword in _NAMED:
-        if isinstance(schema.get(keyword), dict):
-            closed[keyword] = {
-                name: _closed(inner, open_references, is_part=f"#/{keyword}/{name}" in open_references)
-                for name, inner in schema[keyword].items()
-            }
-    if isinstance(schema.get("properties"), dict) and not has_parts:
-        closed.setdefault("additionalProperties", False)
+    closed, properties = _rebuilt(schema, lambda inner: _closed(inner, left_open)), schema.get("properties")
+    if isinstance(properties, dict) and id(schema) not in left_open and "additionalProperties" not in schema:
+        required = schema["required"] if isinstance(schema.get("required"), list) else []
+        others: dict[str, Any] = {name: {} for name in required if isinstance(name, str) and name not in properties}
+        closed |= {"properties": {**closed["properties"], **others}, "additionalProperties": False}
     return closed
 
 
-def _references_in_parts(schema: Any, *, is_part: bool) -> Iterator[str]:
-    """To the definitions that describe an object together with other schemas."""
-    has_parts = is_part or (isinstance(schema, dict) and _has_parts(schema))
-    if has_parts and isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
-        yield schema["$ref"]
-    for path, inner in subschemas(schema):
-        yield from _references_in_parts(inner, is_part=has_parts and path.startswith(_PARTS))
+def _has_parts(schema: dict[str, Any], naming: dict[int, bool]) -> bool:
+    """Whether several schemas name properties of the same object; of alternatives, only one describes it. ``naming`` keeps
+    what is known of each schema by its id."""
+    parts = [path for path, inner in subschemas(schema) if path.startswith(_PARTS) and _names_properties(inner, naming)]
+    together = sum(not path.startswith(_ALTERNATIVES) for path in parts)
+    return ("properties" in schema) + ("$ref" in schema) + together + (together < len(parts)) > 1
 
 
-def _has_parts(schema: dict[str, Any]) -> bool:
-    """Whether several schemas name properties of the same object; of alternatives, only one describes it."""
-    naming = [path for path, inner in subschemas(schema) if path.startswith(_PARTS) and _names_properties(inner)]
-    together = sum(not path.startswith(_ALTERNATIVES) for path in naming)
-    return ("properties" in schema) + ("$ref" in schema) + together + (together < len(naming)) > 1
-
-
-def _names_properties(schema: Any) -> bool:
+def _names_properties(schema: Any, naming: dict[int, bool]) -> bool:
     if not isinstance(schema, dict):
         return False
-    parts = (inner for path, inner in subschemas(schema) if path.startswith(_PARTS))
-    return "properties" in schema or "$ref" in schema or any(map(_names_properties, parts))
+    if id(schema) not in naming:
+        parts = (inner for path, inner in subschemas(schema) if path.startswith(_PARTS))
+        naming[id(schema)] = (
+            "properties" in schema or "$ref" in schema or any(_names_properties(inner, naming) for inner in parts)
+        )
+    return naming[id(schema)]
 
 
 def path_at_fault(schema: Any, complaint: Callable[[Any], str]) -> str:
@@ -99,7 +144,9 @@ def path_at_fault(schema: Any, complaint: Callable[[Any], str]) -> str:
     definitions = {name: schema[name] for name in _DEFINITIONS if isinstance(schema, dict) and name in schema}
     while True:
         for step, inner in subschemas(schema):
-            alone = {**inner, **definitions} if isinstance(inner, dict) and not step.startswith(_DEFINITIONS) else inner
+            if not isinstance(inner, dict):  # ``false`` cannot be had alone, but is no fault beside other schemas
+                continue
+            alone = inner if step.startswith(_DEFINITIONS) else {**inner, **definitions}
             if complaint(alone) == wanted:
                 schema, path = inner, f"{path}.{step}" if path else step
                 break

@@ -87,6 +87,37 @@ def test_a_named_function() -> None:
     assert not accepts(plain, "text") and not accepts(plain, 'hm</think>{"city": "Köln", "days": 3}')
 
 
+NESTED = {
+    "type": "object",
+    "properties": {"at": {"$ref": "#/$defs/Place"}, "more": {"type": "object", "propertyNames": {"type": "string"}}},
+    "required": ["at"],
+    "$defs": {"Place": {"type": "object", "properties": {"city": {"type": "string", "format": "path"}}}},
+}
+BOTH = {
+    "type": "object",
+    "allOf": [{"$ref": "#/$defs/A"}, {"properties": {"b": {"type": "integer"}}, "required": ["b"]}],
+    "$defs": {"A": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+}
+
+
+def test_arguments_are_closed_at_every_level() -> None:
+    texts = {
+        '{"at": {"city": "Rome"}}': True,
+        '{"at": {"city": "Rome", "zip": 1}}': False,
+        '{"at": {}, "x": 1}': False,
+        '{"at": {}, "more": {"any": 1}}': True,
+        '{"a": 1, "b": 2}': True,
+    }
+    for text, fits in texts.items():
+        function = Function("f", BOTH if text.startswith('{"a"') else NESTED, True)
+        choices: dict[Any, Any] = {"required": None, "named": function, "auto": None}
+        made = {k: Tools(definitions=[], functions=(function,), choice=k, named=named) for k, named in choices.items()}
+        assert accepts(forced_output(made["named"]), text) == fits, text
+        assert accepts(forced_output(made["required"]), f'[{{"name": "f", "parameters": {text}}}]') == fits, text
+        call = f'<tool_call>{{"name": "f", "arguments": {text}}}</tool_call>'
+        assert accepts(strict_output(made["auto"], PARSERS["hermes"]), call) == fits, text
+
+
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
 
 

@@ -53,8 +53,8 @@ ASKED: list[tuple[dict[str, Any], StructuredOutputsParams | None]] = [
         StructuredOutputsParams(json_object=True, disable_any_whitespace=True),
     ),
     (
-        {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?", "disable_additional_properties": True}},
-        StructuredOutputsParams(json=SCHEMA, whitespace_pattern=" ?", disable_additional_properties=True),
+        {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?", "disable_additional_properties": False}},
+        StructuredOutputsParams(json=SCHEMA, whitespace_pattern=" ?", disable_additional_properties=False),
     ),
     ({"guided_json": SCHEMA}, StructuredOutputsParams(json=SCHEMA)),
     ({"guided_regex": "a+"}, StructuredOutputsParams(regex="a+")),
@@ -96,6 +96,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "response_format.json_schema.schema",
         "an enum must have at most 4096 values",
     ),
+    (
+        {"response_format": nested({"properties": {"x": {"not": {}}}, "additionalProperties": False})},
+        "response_format.json_schema.schema.properties.x",
+        "Unimplemented",
+    ),
+    ({"response_format": nested(False)}, "response_format.json_schema.schema", "no text is valid by the schema false"),
+    ({"guided_json": False}, "guided_json", "guided_json: no text is valid"),
+    ({"structured_outputs": {"json": False}}, "structured_outputs.json", "no text is valid"),
     ({"structured_outputs": "x"}, "structured_outputs", "expected an object"),
     ({"structured_outputs": {}}, "structured_outputs", "exactly one of"),
     ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one of"),
@@ -148,6 +156,15 @@ def test_the_official_client(server: RunningServer) -> None:
         client.chat.completions.create(**options, response_format=nested(_DEEP))
     body: Any = caught.value.body
     assert body["param"] == "response_format.json_schema.schema.properties.a.items.anyOf[1]"
+
+
+def test_objects_end_with_what_their_schema_names(server: RunningServer) -> None:
+    """A model that is not told to would go on with properties of its own."""
+    schema = {name: value for name, value in SCHEMA.items() if name != "additionalProperties"}
+    for form in ({"response_format": nested(schema)}, {"guided_json": schema}, {"structured_outputs": {"json": schema}}):
+        body = {"prompt": "hi", "max_tokens": 300, "temperature": 1.0, "seed": 1, "n": 32, **form}
+        for choice in httpx.post(f"{server.url}{COMPLETIONS}", json=body, timeout=60).json()["choices"]:
+            assert choice["finish_reason"] == "stop" and set(json.loads(choice["text"])) == {"name", "n"}
 
 
 def at(path: str, content: Any) -> Any:

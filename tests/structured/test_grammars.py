@@ -11,9 +11,9 @@ import pytest
 
 from octavo import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from octavo.sampling_params import BeamSearch, ParameterError
-from octavo.structured.compiler import _lark
+from octavo.structured.compiler import GrammarCompiler, GrammarError, _lark
 from octavo.structured.matching import GrammarThread
-from octavo.structured.schema_walk import path_at_fault, without_additional_properties
+from octavo.structured.schema_walk import FORMATS, path_at_fault, without_additional_properties, without_idle_keywords
 from octavo.structured.vocabulary import Vocabulary
 from tests.server.tiny import write_tiny_llama
 
@@ -218,7 +218,7 @@ def test_additional_properties() -> None:
 
 def after_closing(schema: Any, text: bytes) -> Any:
     """The grammar of a schema without additional properties, behind a text that it has to allow."""
-    form = StructuredOutputsParams(json=schema, disable_additional_properties=True)
+    form = StructuredOutputsParams(json=schema)
     grammar = GrammarThread(lambda: BYTES).compile(form, ends=True).result()
     for byte in text:
         assert byte in allowed(grammar)
@@ -241,9 +241,22 @@ REFERENCE, DEFINITIONS = {"$ref": "#/$defs/A"}, {"$defs": {"A": A}}
         {"allOf": [REFERENCE, B], **DEFINITIONS},
         {**A, "$ref": "#/$defs/B", "$defs": {"B": B}},
         {"allOf": [{"$ref": "#/$defs/same"}, B], "$defs": {"A": A, "same": REFERENCE}},
+        {"$ref": "#/$defs/0", "$defs": {"0": {"allOf": [{"$ref": "#/$defs/0/$defs/A"}, B], **DEFINITIONS}}},
+        {"allOf": [{"$ref": "#/$defs/x~1y"}, B], "$defs": {"x/y": A}},
+        {"allOf": [{"$ref": "#/$defs/list/anyOf/0"}, B], "$defs": {"list": {"anyOf": [A]}}},
+        {"$ref": "#/$defs/two", "$defs": {"two": {"allOf": [{"$ref": "#/$defs/list/anyOf/1"}, B]}, "list": {"anyOf": [{}, A]}}},
+        {**A, "additionalProperties": True},
+        {**A, "additionalProperties": {"type": "integer"}},
+        {**A, "patternProperties": {"b": {"type": "integer"}}},
+        {**A, "required": ["a", "b"]},
+        {"type": "object"},
+        {"type": "object", "required": ["a"]},
+        {"type": "object", "patternProperties": {"^a": {}}},
+        {"$ref": "#/$defs/any", "$defs": {"any": {"type": "object"}}},
+        {"anyOf": [{"type": "object"}, {"type": "null"}]},
     ],
 )
-def test_parts_of_one_object_stay_open(schema: Any) -> None:
+def test_parts_of_one_object_and_what_names_none_stay_open(schema: Any) -> None:
     assert after_closing(schema, b'{"a":1,"b":2}').is_satisfied
 
 
@@ -254,10 +267,100 @@ def test_parts_of_one_object_stay_open(schema: Any) -> None:
         {"allOf": [REFERENCE], **DEFINITIONS},
         {**A, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
         {"allOf": [A, {"required": ["a"]}]},
+        A,
+        {**A, "additionalProperties": False},
+        {"$ref": "#/$defs/A", **DEFINITIONS},
+        {"oneOf": [{"type": "object", **A}, {"type": "object", **B}]},
+        {"type": ["object", "null"], **A},
     ],
 )
 def test_what_one_schema_names_is_closed(schema: Any) -> None:
     assert ord(",") not in allowed(after_closing(schema, b'{"a":1'))
+
+
+def test_what_is_inside_is_closed_too() -> None:
+    schema = {"properties": {"x": A, "any": {"type": "object"}, "list": {"items": A}}}
+    grammar = after_closing(schema, b'{"x":{"a":1')
+    assert ord(",") not in allowed(grammar)
+    assert after_closing(schema, b'{"any":{"b":{"c":1}},"list":[{"a":1}]}').is_satisfied
+
+
+def test_closing_takes_no_longer_however_often_a_part_is_referred_to() -> None:
+    """Not its square, in which this would not end."""
+    wide: list[Any] = [{"$ref": f"#/allOf/{i % 32}"} for i in range(20_000)]
+    for _ in range(20):
+        wide = [{"allOf": wide}]
+    schema = {"allOf": [*wide, *({"$ref": "#/allOf/0" + "/allOf/0" * (i % 20)} for i in range(20_000)), A]}
+    assert without_additional_properties(schema) == schema
+
+
+def test_a_client_may_leave_objects_open() -> None:
+    form = StructuredOutputsParams(json=A, disable_additional_properties=False)
+    assert accepts(form, '{"a":1,"b":2}') and not accepts(StructuredOutputsParams(json=A), '{"a":1,"b":2}')
+    assert accepts(StructuredOutputsParams(json_object=True), '{"a":1,"b":2}')
+
+
+def accepts(form: StructuredOutputsParams, text: str) -> bool:
+    matcher = GrammarCompiler(BYTES).compile(form)
+    return matcher.try_consume_tokens(list(text.encode())) == len(text) and bool(matcher.is_accepting())
+
+
+IDLE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "format": {"type": "string", "format": "path"},
+        "propertyNames": {"type": "array", "items": {"type": "string", "format": "uri-reference"}, "uniqueItems": False},
+        "map": {"$ref": "#/$defs/map"},
+        "kind": {"const": {"format": "path", "propertyNames": True, "uniqueItems": False}},
+        "maybe": {"anyOf": [{"type": "string", "format": "base64"}, {"type": "null"}]},
+    },
+    "propertyNames": {},
+    "$defs": {"map": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}},
+}
+
+
+def test_keywords_that_confine_nothing_are_let_be() -> None:
+    value = {
+        "format": "x",
+        "propertyNames": ["y", "y"],
+        "map": {"z": 1},
+        "kind": {"format": "path", "propertyNames": True, "uniqueItems": False},
+        "maybe": "?",
+    }
+    assert accepts(StructuredOutputsParams(json=IDLE), json.dumps(value))
+    tag = {"format": {"type": "json_schema", "json_schema": IDLE}}
+    assert accepts(StructuredOutputsParams(structural_tag=tag), json.dumps(value))
+    assert without_idle_keywords(SCHEMA) == SCHEMA
+    noted = {"propertyNames": {"type": "string", "description": "any"}, "examples": [{"format": "path"}]}
+    assert without_idle_keywords(noted) == {"examples": [{"format": "path"}]}
+
+
+@pytest.mark.parametrize(
+    "schema", [{"propertyNames": {"enum": ["a"]}}, {"propertyNames": False}, {"uniqueItems": True}, {"format": 5}], ids=str
+)
+def test_keywords_that_confine_something_are_refused(schema: Any) -> None:
+    with pytest.raises(GrammarError):
+        GrammarCompiler(BYTES).check(StructuredOutputsParams(json=schema))
+
+
+def test_formats_are_kept_where_there_is_a_grammar_for_them() -> None:
+    for name in FORMATS - {"unknown"}:
+        assert not accepts(StructuredOutputsParams(json={"type": "string", "format": name}), '"?"'), name
+    assert accepts(StructuredOutputsParams(json={"type": "string", "format": "date"}), '"2024-02-29"')
+
+
+@pytest.mark.parametrize(
+    ("schema", "path", "words"),
+    [
+        ({"properties": {"x": {"not": {"enum": ["a"]}}}, "additionalProperties": False}, "properties.x", "Unimplemented"),
+        (False, "", "no text is valid by the schema false"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "", "Use anyOf"),
+    ],
+)
+def test_what_is_at_fault_is_said_and_where(schema: Any, path: str, words: str) -> None:
+    with pytest.raises(GrammarError, match=words) as caught:
+        GrammarCompiler(BYTES).check(StructuredOutputsParams(json=schema))
+    assert caught.value.path == path and "coerce" not in str(caught.value)
 
 
 def test_the_path_at_fault() -> None:
