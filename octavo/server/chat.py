@@ -122,11 +122,15 @@ class Chat:
 
 
 def _template_kwargs(request: ChatRequest, served: ServedModel) -> dict[str, Any] | None:
-    """``reasoning_effort`` is a variable of templates that have it."""
-    effort, given = request.reasoning_effort, request.chat_template_kwargs
-    if effort is None or not _template_reads(served, "reasoning_effort", with_tools=bool(request.tools)):
-        return given
-    return {"reasoning_effort": effort, **(given or {})}
+    """Some fields are variables of templates that have them."""
+    given, tools = request.chat_template_kwargs, bool(request.tools)
+    read = {name: value for name, value in _variables(request) if _template_reads(served, name, with_tools=tools)}
+    return {**read, **(given or {})} if read else given
+
+
+def _variables(request: ChatRequest) -> list[tuple[str, str]]:
+    given = [("reasoning_effort", request.reasoning_effort), ("verbosity", request.verbosity)]
+    return [(name, value) for name, value in given if value is not None]
 
 
 def _template_reads(served: ServedModel, variable: str, *, with_tools: bool) -> bool:
@@ -136,9 +140,11 @@ def _template_reads(served: ServedModel, variable: str, *, with_tools: bool) -> 
 
 def _without_effect(request: ChatRequest, tools: Tools | None, written: Format | None, served: ServedModel) -> list[str]:
     """A warning for each thing that the request asks for, that was taken, and that changes nothing."""
-    found = []
-    if request.reasoning_effort is not None and not _template_reads(served, "reasoning_effort", with_tools=tools is not None):
-        found.append("`reasoning_effort` has no effect: this model's chat template does not use it")
+    found = [
+        f"`{name}` has no effect: this model's chat template does not use it"
+        for name, _ in _variables(request)
+        if not _template_reads(served, name, with_tools=tools is not None)
+    ]
     if tools is not None and not _template_reads(served, "tools", with_tools=True):
         found.append("this model's chat template does not show `tools` to the model")
     if request.documents and not _template_reads(served, "documents", with_tools=tools is not None):

@@ -3,6 +3,7 @@
 A frozen value, from which the command line derives its flags. Limits can be raised here and nowhere else: no request can.
 """
 
+import contextlib
 import ipaddress
 from typing import Annotated, Literal
 
@@ -28,7 +29,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="names that clients may call the model; default: as given, of a path the last part")
     ] = ()
     allowed_origins: Annotated[
-        tuple[str, ...], Meta(description="web pages that may call this server, as https://example.org; *: all")
+        tuple[str, ...], Meta(description="web pages that may call this server, as https://example.org; *: all; or a JSON list")
     ] = ()
     drain_timeout: Annotated[
         float, Meta(ge=0, description="seconds that running requests get to finish after SIGTERM or Ctrl-C")
@@ -75,6 +76,13 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 30.0
 
     inject_faults: Annotated[bool, Meta(description="for tests: let requests ask to fail; on loopback addresses only")] = False
+
+    def __post_init__(self) -> None:
+        """vLLM takes the origins as a JSON list."""
+        text = ",".join(self.allowed_origins)  # which a variable of the environment was cut at
+        if text.startswith("["):
+            with contextlib.suppress(msgspec.MsgspecError):
+                msgspec.structs.force_setattr(self, "allowed_origins", msgspec.json.decode(text, type=tuple[str, ...]))
 
     def check(self) -> None:
         """Raises ``ConfigError`` for choices that are each legal but not together."""

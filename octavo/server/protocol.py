@@ -166,6 +166,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     include_reasoning: bool | None = None
     reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
+    verbosity: Annotated[str, Meta(max_length=64)] | None = None
 
     chat_template: Any = None
     media_io_kwargs: Any = None

@@ -253,6 +253,11 @@ def test_an_error_names_the_field_of_this_body(bench: Bench, fields: dict[str, A
     assert bench.error(RESPONSES, **fields)["param"] == param
 
 
+def test_a_reference_to_an_item_is_answered_with_what_to_do(bench: Bench) -> None:
+    item = {"type": "item_reference", "id": "msg_1"}
+    assert "Nothing is stored here: send the item itself" in bench.error(RESPONSES, input=[item])["message"]
+
+
 @pytest.mark.parametrize("choice", ["auto", "none", None])
 def test_a_choice_of_no_tools_is_taken(bench: Bench, choice: str | None) -> None:
     assert both(bench, input="x", tools=[], tool_choice=choice)["tool_choice"] == (choice or "auto")

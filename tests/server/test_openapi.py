@@ -22,7 +22,7 @@ OWN = (
     "audio best_of echo frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens"
     " messages metadata modalities model n parallel_tool_calls prediction presence_penalty prompt prompt_cache_key"
     " prompt_cache_retention reasoning_effort response_format safety_identifier seed service_tier stop store stream"
-    " stream_options suffix temperature tool_choice tools top_logprobs top_p user web_search_options"
+    " stream_options suffix temperature tool_choice tools top_logprobs top_p user verbosity web_search_options"
 )
 """The fields that are OpenAI's: of completions, of chats or of both."""
 

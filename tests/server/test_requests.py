@@ -243,7 +243,18 @@ def test_web_pages_may_call_where_they_are_let(tmp_path: Path) -> None:
     status, headers, _ = closed.call("OPTIONS", COMPLETIONS, headers=ask)
     assert status == 405 and "access-control-allow-origin" not in headers
     with pytest.raises(ConfigError, match="--allowed-origins"):
-        ServerOptions(allowed_origins=('["*"]',)).check()
+        ServerOptions(allowed_origins=('["*]',)).check()
+
+
+@pytest.mark.parametrize(
+    "given", [('["http://a.example","http://b.example"]',), ('["http://a.example"', '"http://b.example"]')]
+)
+def test_web_pages_may_be_a_json_list(given: tuple[str, ...]) -> None:
+    """The second as a variable of the environment is cut."""
+    options = ServerOptions(allowed_origins=given)
+    options.check()
+    assert options.allowed_origins == ("http://a.example", "http://b.example")
+    assert ServerOptions(allowed_origins=('["*"]',)).allowed_origins == ("*",)
 
 
 @pytest.mark.parametrize(

@@ -426,12 +426,13 @@ def test_forced_calls_behind_reasoning(tmp_path: Path) -> None:
     assert request.thinking == Thinking(opening="<think>", closing="</think>", tagged=True, implied=True)
 
 
-def test_effort_is_a_variable_of_the_template(tmp_path: Path) -> None:
-    bench = make(tmp_path / "has", template="{{ messages[0].content }} {{ reasoning_effort }}")
-    _, answer = bench.post(CHAT, messages=HELLO, reasoning_effort="low", return_prompt_text=True)
+@pytest.mark.parametrize("name", ["reasoning_effort", "verbosity"])
+def test_effort_and_verbosity_are_variables_of_the_template(tmp_path: Path, name: str) -> None:
+    bench = make(tmp_path / "has", template=f"{{{{ messages[0].content }}}} {{{{ {name} }}}}")
+    _, answer = bench.post(CHAT, messages=HELLO, return_prompt_text=True, **{name: "low"})
     assert answer["prompt_text"].endswith(" low") and "warnings" not in answer
-    _, answer = make(tmp_path / "lacks").post(CHAT, messages=HELLO, reasoning_effort="low")
-    assert "`reasoning_effort` has no effect" in answer["warnings"][0]
+    status, answer = make(tmp_path / "lacks", strict=True).post(CHAT, messages=HELLO, **{name: "low"})
+    assert status == 200 and f"`{name}` has no effect" in answer["warnings"][0]
 
 
 def test_documents_are_a_variable_of_the_template(tmp_path: Path) -> None:

@@ -101,6 +101,9 @@ def _add(made: list[Message], item: Any, place: str) -> None:
         case "function_call_output":
             output = _content(item.get("output"), f"{place}.output")
             made.append(Message(role="tool", content=output, tool_call_id=_text(item, "call_id", place)))
+        case "item_reference":
+            why = "Nothing is stored here: send the item itself (clients do with `store: false`)."
+            raise errors.invalid(f"{place}: references to items are not supported by this server. {why}", place)
         case kind:
             raise errors.invalid(f"{place}: items of the type {str(kind)[:64]!r} are not supported by this server.", place)
 
