@@ -144,7 +144,7 @@ bool Device::pack_compact(const PackArgs& args, PackedWeight& weight) {
 }
 
 void Device::check_packing(const PackedWeight& w) const {
-    const bool fits = !w.compact || (kernels_->linear_compact && !w.compact->exponents == !kernels_->fix_block);
+    const bool fits = !w.compact || (kernels_->linear_compact && !w.compact->scales == !kernels_->fix_block);
     check(fits, "the weight was packed for other kernels");
 }
 
