@@ -111,13 +111,13 @@ class GroupTimings:
 class SequenceGroup:
     """One request's branches: scheduled, preempted and resumed together.
 
-    ``max_len`` bounds prompt plus output. ``num_branches`` is what the client sees, ``num_sequences`` what is
-    computed: greedy branches are equal, so one sequence stands for all. ``forked`` tells whether the branches exist yet.
-    ``turn`` is where a policy has put the group in its order. ``num_generated`` counts the new tokens of all its sequences.
-    With ``search``, ``sequences`` are its running beams in their order, ``candidates`` what this round has brought so far by
-    sequence id, and the branches are the beams that will be returned. ``compiling`` will be the first sequence's grammar.
-    The fields from ``params`` on follow from the request and are asked in every step, among them what may be drawn, as a
-    grammar's mask (None is everything), and ``num_logprobs`` of draws.
+    ``max_len`` bounds prompt plus output. ``num_branches`` is what the client sees, ``num_sequences`` what is computed: greedy
+    branches are equal, so one sequence stands for all. ``forked`` tells whether the branches exist yet. ``turn`` is where a
+    policy has put the group in its order. ``num_generated`` counts the new tokens of all its sequences. With ``search``,
+    ``sequences`` are its running beams in their order, ``candidates`` what this round has brought so far by sequence id, and
+    the branches are the beams that will be returned. ``compiling`` will be the first sequence's grammar. The fields from
+    ``params`` on follow from the request and are asked in every step, among them what may be drawn, as a grammar's mask (None
+    is everything), and ``num_logprobs`` of draws.
     """
 
     request: Request

@@ -389,9 +389,9 @@ def test_memory_of_a_recording_is_used_again_within_it() -> None:
 def test_what_cannot_be_recorded_is_refused() -> None:
     backend = CpuBackend(compute_dtype="float32", num_threads=1)
     program = backend._device.new_program()
-    for rows, columns in ((0, 1), (2**31 + 1, 1), (1, 2**31 + 1), (2**16, 2**16), (2**31, 2**30), (2**31, 2**31)):
+    for size in ((0, 1), (2**31 + 1, 1), (1, 2**31 + 1), (2**16, 2**16), (2**31, 2**30), (2**31, 2**31)):
         with pytest.raises(ValueError, match="size out of range"):
-            program.input(0, rows, columns)
+            program.input(0, *size)
     ids = program.input(0, 4)
     weight = backend.weight(Dense(normal(1, 8, 8)))
     backend._device.begin_recording(program)
