@@ -113,7 +113,6 @@ std::string amx_problem() {
     return "";
 }
 
-// Integer kernels are asked for beside an instruction set: it has been found usable, and with it the registers.
 // Multiplies 16 rows by a block of weights in a child process: some hypervisors announce tiles that do not work. That tiles
 // may be used at all has been found by whoever chose the instruction set.
 bool probe_integer_tiles() {
@@ -231,6 +230,7 @@ const KernelTable* find_kernels(const std::string& name) {
     throw std::invalid_argument("unknown instruction set " + name + "; known are " + names);
 }
 
+// Integer kernels are asked for beside an instruction set: it has been found usable, and with it the registers.
 std::vector<const IntegerKernels*> integer_kernels(const std::string& isa) {
     std::vector<const IntegerKernels*> found{integer_generic()};
     if (isa == "amx_emulated") found.push_back(integer_amx_emulated());

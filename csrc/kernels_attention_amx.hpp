@@ -218,7 +218,7 @@ bool attention_tiles(const AttentionArgs& a, const AttentionUnit* units, int64_t
     return attention(a, units, count, scratch);
 }
 
-// Of kernels without tiles those with them.
+// The table with the kernels that use tiles in the place of those that do not.
 constexpr KernelTable with_tiles(KernelTable table) {
     table.rows_of_chunk = 32 * kTilesAtOnce;
     table.rows_of_part = 256; // weights pass sooner

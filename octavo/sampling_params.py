@@ -145,7 +145,7 @@ def _checked_schema(schema: Any) -> str:
     name = "structured_outputs.json"
     text, value = _as_json(name, schema, kind="schema", most_bytes=MAX_SCHEMA_BYTES)
     _require(isinstance(value, dict | bool), f"{name} must be a JSON object", name, type(value).__name__)
-    _check_shape(name, value, most_levels=MAX_SCHEMA_DEPTH)
+    check_shape(name, value, most_levels=MAX_SCHEMA_DEPTH)
     return text
 
 
@@ -154,7 +154,7 @@ def _checked_tag(tag: Any) -> str:
     name = "structured_outputs.structural_tag"
     text, value = _as_json(name, tag, kind="object", most_bytes=MAX_GRAMMAR_BYTES)
     _require(isinstance(value, dict), f"{name} must be a JSON object", name, type(value).__name__)
-    _check_shape(name, value, most_levels=MAX_TAG_DEPTH)
+    check_shape(name, value, most_levels=MAX_TAG_DEPTH)
     return text
 
 
@@ -168,7 +168,8 @@ def _as_json(name: str, given: Any, *, kind: str, most_bytes: int) -> tuple[str,
         raise ParameterError(f"{name} is not a JSON {kind}: {error}.", param=name) from None
 
 
-def _check_shape(name: str, value: Any, *, most_levels: int) -> None:
+def check_shape(name: str, value: Any, *, most_levels: int) -> None:
+    """Raises ``ParameterError`` for a schema that is nested too deeply, or has too long an enum."""
     level, depth = [value], 1
     while level:
         _require(depth <= most_levels, f"{name} must be nested at most {most_levels} levels deep", name, depth)

@@ -1,5 +1,5 @@
 """``repetition_penalty`` (Keskar et al. 2019, over prompt and output), ``frequency_penalty`` and ``presence_penalty``
-(OpenAI's definitions, over the output): ``Ops.penalize`` says what they do.
+(OpenAI's definitions, over the output): ``Ops.adjust`` says what they do.
 """
 
 from collections.abc import Sequence

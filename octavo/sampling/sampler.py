@@ -48,7 +48,7 @@ class Sampler:
         return best
 
     def impossible(self, row: SampleRow) -> list[int]:
-        """The tokens that cannot be drawn, beside those of ``row.token_mask``."""
+        """The tokens that cannot be drawn, beside those that ``row.token_mask`` rules out."""
         return [*banned(row), *ends_too_early(row, self._eos_token_ids)]
 
     def allowed(self, masks: Sequence[np.ndarray | None], impossible: Sequence[Sequence[int]]) -> Array | None:

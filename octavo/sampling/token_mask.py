@@ -1,4 +1,6 @@
-"""Which tokens a draw may give: those that the request and its grammar allow (``token_mask``), but for a few."""
+"""Which tokens a draw may give: those of ``token_mask``, which the request and its grammar allow, without those that
+``bad_words`` and ``min_tokens`` rule out.
+"""
 
 from collections.abc import Sequence
 

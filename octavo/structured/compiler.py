@@ -149,12 +149,9 @@ def _closed(wanted: StructuredOutputsParams, schema: Any) -> dict[str, Any]:
     """A schema as the request wants it, of what grammars are made of."""
     if schema is False:
         raise GrammarError("no text is valid by the schema false")
-    try:
-        schema = {} if schema is True else without_idle_keywords(schema)
-        if wanted.disable_additional_properties:
-            schema = without_additional_properties(schema)
-    except RecursionError:  # only text inside a structural tag is not measured before
-        raise GrammarError("the schema is nested too deeply") from None
+    schema = {} if schema is True else without_idle_keywords(schema)
+    if wanted.disable_additional_properties:
+        schema = without_additional_properties(schema)
     # A client's own "x-guidance" would come before the request's wishes: it is none of JSON Schema's keywords.
     return {name: value for name, value in schema.items() if name != "x-guidance"}
 

@@ -6,6 +6,7 @@ walked by its keywords and not by its dicts.
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import unquote
 
 _ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames", "unevaluatedItems")
 _LISTS = ("prefixItems", "anyOf", "allOf", "oneOf", "items")
@@ -13,6 +14,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 _DEFINITIONS = ("$defs", "definitions")
 _ALTERNATIVES = ("anyOf", "oneOf")
 _PARTS = ("allOf", *_ALTERNATIVES)
+_NAMING = ("properties", "patternProperties", "additionalProperties")
 FORMATS = frozenset({"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"})
 """Of strings, those that llguidance makes a grammar of."""
 _NOTES = frozenset({"$comment", "default", "deprecated", "description", "examples", "title"})
@@ -72,10 +74,11 @@ def _is_idle(keyword: str, value: Any) -> bool:
 
 def without_additional_properties(schema: Any) -> Any:
     """``schema`` with ``additionalProperties: false`` in every object that names properties and says nothing of others. What
-    it requires it names, too.
+    it requires, itself or in a part of it, it names, too.
 
-    Where several schemas name properties of one object (two in ``allOf``, one beside a ``$ref``), they stay open: closed, each
-    would forbid what the others name. ``unevaluatedProperties`` would close them together, but no grammar is made of it."""
+    Where several schemas speak of the properties of one object (two in ``allOf``, one beside a ``$ref``), they stay open:
+    closed, each would forbid what the others name. ``unevaluatedProperties`` would close them together, but no grammar is made
+    of it."""
     left_open: set[int] = set()  # ids: no schema is looked at more often than twice, however many references lead to it
     seen: set[tuple[int, bool]] = set()
     naming: dict[int, bool] = {}
@@ -98,7 +101,7 @@ def _target(schema: Any, reference: str) -> Any:
     """The schema that is referred to by a JSON pointer, None where it is not inside."""
     if reference != "#" and not reference.startswith("#/"):
         return None
-    for step in reference.split("/")[1:]:
+    for step in unquote(reference).split("/")[1:]:
         if isinstance(schema, dict):
             schema = schema.get(step.replace("~1", "/").replace("~0", "~"))
         else:
@@ -112,18 +115,28 @@ def _closed(schema: Any, left_open: set[int]) -> Any:
         return schema
     closed, properties = _rebuilt(schema, lambda inner: _closed(inner, left_open)), schema.get("properties")
     if isinstance(properties, dict) and id(schema) not in left_open and "additionalProperties" not in schema:
-        required = schema["required"] if isinstance(schema.get("required"), list) else []
-        others: dict[str, Any] = {name: {} for name in required if isinstance(name, str) and name not in properties}
+        others: dict[str, Any] = {name: {} for name in _required(schema) if name not in properties}
         closed |= {"properties": {**closed["properties"], **others}, "additionalProperties": False}
     return closed
 
 
+def _required(schema: Any) -> Iterator[str]:
+    """The names that an object must have by ``schema`` or by one of its parts."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("required"), list):
+            yield from (name for name in schema["required"] if isinstance(name, str))
+        for path, inner in subschemas(schema):
+            if path.startswith(_PARTS):
+                yield from _required(inner)
+
+
 def _has_parts(schema: dict[str, Any], naming: dict[int, bool]) -> bool:
-    """Whether several schemas name properties of the same object; of alternatives, only one describes it. ``naming`` keeps
-    what is known of each schema by its id."""
+    """Whether several schemas speak of the properties of the same object; of alternatives, only one describes it. ``naming``
+    keeps what is known of each schema by its id."""
     parts = [path for path, inner in subschemas(schema) if path.startswith(_PARTS) and _names_properties(inner, naming)]
     together = sum(not path.startswith(_ALTERNATIVES) for path in parts)
-    return ("properties" in schema) + ("$ref" in schema) + together + (together < len(parts)) > 1
+    itself = any(keyword in schema for keyword in (*_NAMING, "required"))
+    return itself + ("$ref" in schema) + together + (together < len(parts)) > 1
 
 
 def _names_properties(schema: Any, naming: dict[int, bool]) -> bool:
@@ -131,9 +144,8 @@ def _names_properties(schema: Any, naming: dict[int, bool]) -> bool:
         return False
     if id(schema) not in naming:
         parts = (inner for path, inner in subschemas(schema) if path.startswith(_PARTS))
-        naming[id(schema)] = (
-            "properties" in schema or "$ref" in schema or any(_names_properties(inner, naming) for inner in parts)
-        )
+        itself = any(keyword in schema for keyword in (*_NAMING, "$ref"))
+        naming[id(schema)] = itself or any(_names_properties(inner, naming) for inner in parts)
     return naming[id(schema)]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.config import complaint_of
+from octavo.sampling_params import MAX_SCHEMA_DEPTH, ParameterError, check_shape
 
 Schema = bool | dict[str, Any]
 _CONTENT = re.compile(r"content(\.json_schema)?")
@@ -170,9 +171,12 @@ def _decoded(schema: Schema | str, path: str) -> Schema:
         return schema
     try:
         decoded: Schema = msgspec.json.decode(schema, type=Schema)
+        check_shape("a schema", decoded, most_levels=MAX_SCHEMA_DEPTH)
         return decoded
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         raise TagError("is not a JSON schema", path) from None
+    except ParameterError as error:
+        raise TagError(str(error), path) from None
 
 
 def leaves_of(node: Format, path: str = "") -> Iterator[tuple[str, JsonSchema | Regex]]:

@@ -254,6 +254,14 @@ REFERENCE, DEFINITIONS = {"$ref": "#/$defs/A"}, {"$defs": {"A": A}}
         {"type": "object", "patternProperties": {"^a": {}}},
         {"$ref": "#/$defs/any", "$defs": {"any": {"type": "object"}}},
         {"anyOf": [{"type": "object"}, {"type": "null"}]},
+        {"allOf": [REFERENCE], "additionalProperties": True, **DEFINITIONS},
+        {**REFERENCE, "patternProperties": {"^b": {"type": "integer"}}, **DEFINITIONS},
+        {"allOf": [A, {"patternProperties": {"^b": {}}}]},
+        {"allOf": [A], "required": ["b"]},
+        {**REFERENCE, "required": ["b"], **DEFINITIONS},
+        {**A, "allOf": [{"required": ["b"]}]},
+        {**A, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {"$ref": "#/$defs/a%20%62", "properties": {"b": {}}, "$defs": {"a b": A}},
     ],
 )
 def test_parts_of_one_object_and_what_names_none_stay_open(schema: Any) -> None:
@@ -265,7 +273,7 @@ def test_parts_of_one_object_and_what_names_none_stay_open(schema: Any) -> None:
     [
         {"anyOf": [A, B]},
         {"allOf": [REFERENCE], **DEFINITIONS},
-        {**A, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {**A, "anyOf": [{"required": ["a"]}, {"required": ["a"], "title": "the same"}]},
         {"allOf": [A, {"required": ["a"]}]},
         A,
         {**A, "additionalProperties": False},

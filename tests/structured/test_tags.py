@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.sampling_params import ParameterError, StructuredOutputsParams
-from octavo.structured.compiler import GrammarCompiler
+from octavo.structured.compiler import GrammarCompiler, GrammarError
 from octavo.structured.vocabulary import Vocabulary
 
 BYTES = Vocabulary([bytes([i]) for i in range(256)] + [b"<eos>", b""], [256], [256])
@@ -131,6 +131,15 @@ def test_the_older_shape_means_the_same(accepts: Callable[[Any, str], bool]) -> 
         assert accepts(older, text), text
     for text in ("<f=b>false</f>", "<f=a>", *bad):
         assert not accepts(older, text), text
+
+
+@pytest.mark.parametrize(("levels", "words"), [(40, "at most 32 levels"), (500, "at most 32"), (100_000, "is not a JSON")])
+def test_schemas_written_as_text_have_limits_too(levels: int, words: str) -> None:
+    item = {"begin": "<a>", "schema": '{"const":' + "[" * levels + "]" * levels + "}", "end": "</a>"}
+    form = StructuredOutputsParams(structural_tag={"structures": [item], "triggers": ["<a>"]})
+    for act in (GrammarCompiler(BYTES).check, GrammarCompiler(BYTES).compile):
+        with pytest.raises(GrammarError, match=words):
+            act(form)
 
 
 def test_options_of_json_hold_in_tags() -> None:
