@@ -10,12 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.backends.base import Array, Backend
-from octavo.sampling.bad_words import banned
 from octavo.sampling.logit_bias import bias_of
-from octavo.sampling.min_tokens import ends_too_early
 from octavo.sampling.penalties import penalties_of
 from octavo.sampling.row import SampleRow
-from octavo.sampling.token_mask import allowed_tokens
+from octavo.sampling.token_mask import allowed_tokens, impossible_tokens
 from octavo.step import Candidates, TokenLogprobs
 
 
@@ -60,7 +58,7 @@ class CandidateFinder:
 
     def _impossible(self, row: SampleRow) -> list[int]:
         """As the sampler's, but that end-of-sequence is a token like any other where it is ignored."""
-        return [*banned(row), *ends_too_early(row, () if row.params.ignore_eos else self._eos_token_ids)]
+        return impossible_tokens(row, () if row.params.ignore_eos else self._eos_token_ids)
 
     def _likeliest(self, logits: Array, targets: Array, wanted: Sequence[CandidateRow]) -> list[Candidates]:
         most = max(max(one.num, one.row.num_logprobs or 0) for one in wanted)

@@ -12,13 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.backends.base import Array, Backend
-from octavo.sampling.bad_words import banned
 from octavo.sampling.candidates import CandidateFinder, CandidateRow
 from octavo.sampling.logit_bias import bias_of
-from octavo.sampling.min_tokens import ends_too_early
 from octavo.sampling.penalties import penalties_of
 from octavo.sampling.row import SampleRow
-from octavo.sampling.token_mask import allowed_tokens
+from octavo.sampling.token_mask import allowed_tokens, impossible_tokens
 from octavo.step import Candidates, TokenLogprobs
 
 __all__ = ["INVALID_TOKEN", "CandidateRow", "SampleRow", "Sampler"]
@@ -48,8 +46,8 @@ class Sampler:
         return best
 
     def impossible(self, row: SampleRow) -> list[int]:
-        """The tokens that cannot be drawn, beside those that ``row.token_mask`` rules out."""
-        return [*banned(row), *ends_too_early(row, self._eos_token_ids)]
+        """``impossible_tokens`` of this model."""
+        return impossible_tokens(row, self._eos_token_ids)
 
     def allowed(self, masks: Sequence[np.ndarray | None], impossible: Sequence[Sequence[int]]) -> Array | None:
         """What may be drawn from so many rows, as ops take it; None where that is everything."""

@@ -6,6 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from octavo.sampling.bad_words import banned
+from octavo.sampling.min_tokens import ends_too_early
+from octavo.sampling.row import SampleRow
+
+
+def impossible_tokens(row: SampleRow, eos_token_ids: tuple[int, ...]) -> list[int]:
+    """The tokens that cannot be drawn, beside those that ``row.token_mask`` rules out."""
+    return [*banned(row), *ends_too_early(row, eos_token_ids)]
+
 
 def allowed_tokens(
     masks: Sequence[np.ndarray | None], impossible: Sequence[Sequence[int]], vocab_size: int

@@ -4,7 +4,6 @@ Owns the JSON schemas and the grammars (Lark as llguidance reads it) that confin
 the model decides on, if its function is ``strict``. Knows nothing of the reasoning that may come before.
 """
 
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,8 +12,7 @@ from octavo.server import errors
 from octavo.server.structured import Wanted
 from octavo.server.tool_choice import Function, Tools
 from octavo.server.tools import Format
-from octavo.structured.compiler import WHITESPACE
-from octavo.structured.schema_walk import without_additional_properties, without_idle_keywords
+from octavo.structured.compiler import schema_rule
 
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OF_VALUES = ("enum", "const", "default", "examples")
@@ -36,7 +34,7 @@ def strict_output(tools: Tools, written: Format) -> StructuredOutputsParams | No
         return None
     schema = _call_schema(tools.functions, arguments=written.arguments, strict_only=True)
     try:
-        return StructuredOutputsParams(grammar=written.grammar(_json(schema), tools.parallel))
+        return StructuredOutputsParams(grammar=written.grammar(schema_rule(schema), tools.parallel))
     except ParameterError as error:
         told = str(error).removeprefix("structured_outputs.grammar ")
         raise errors.invalid(f"The strict functions of this request make one grammar, which {told}", "tools") from None
@@ -103,10 +101,3 @@ def _moved(schema: Any, home: str) -> Any:
         else:
             moved[key] = value if key in _OF_VALUES else _moved(value, home)
     return moved
-
-
-def _json(schema: dict[str, Any]) -> str:
-    """A schema inside a grammar, which the compiler takes as it is. What a client writes under "x-guidance" is none of JSON
-    Schema's keywords."""
-    schema = without_additional_properties(without_idle_keywords(schema))
-    return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})

@@ -138,19 +138,26 @@ def _definition(wanted: StructuredOutputsParams) -> str:
 def _from_schema(wanted: StructuredOutputsParams, schema: Any) -> str:
     from llguidance import LLMatcher
 
-    text, options = msgspec.json.encode(_closed(wanted, schema)).decode(), _spaces(wanted)
+    schema = _closed(schema, disable_additional_properties=wanted.disable_additional_properties)
+    text, options = msgspec.json.encode(schema).decode(), _spaces(wanted)
     try:
         return LLMatcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
     except ValueError as error:
         raise GrammarError(_one_line(str(error))) from None
 
 
-def _closed(wanted: StructuredOutputsParams, schema: Any) -> dict[str, Any]:
+def schema_rule(schema: Any, *, disable_additional_properties: bool = True, spaces: dict[str, Any] | None = None) -> str:
+    """A schema inside a grammar in Lark, which the compiler takes as it is. Raises ``GrammarError`` where there is none."""
+    closed = _closed(schema, disable_additional_properties=disable_additional_properties)
+    return "%json " + json.dumps({**closed, "x-guidance": spaces or {"whitespace_pattern": WHITESPACE}})
+
+
+def _closed(schema: Any, *, disable_additional_properties: bool) -> dict[str, Any]:
     """A schema as the request wants it, of what grammars are made of."""
     if schema is False:
         raise GrammarError("no text is valid by the schema false")
     schema = {} if schema is True else without_idle_keywords(schema)
-    if wanted.disable_additional_properties:
+    if disable_additional_properties:
         schema = without_additional_properties(schema)
     # A client's own "x-guidance" would come before the request's wishes: it is none of JSON Schema's keywords.
     return {name: value for name, value in schema.items() if name != "x-guidance"}
@@ -172,15 +179,16 @@ def _tags(wanted: StructuredOutputsParams) -> Tags:
 def _tag_grammar(wanted: StructuredOutputsParams) -> str:
     from llguidance import regex_to_lark
 
-    def schema_rule(schema: Any) -> str:
-        return "%json " + json.dumps({**_closed(wanted, schema), "x-guidance": _spaces(wanted)})
+    def rule_of(schema: Any) -> str:
+        closed, spaces = wanted.disable_additional_properties, _spaces(wanted)
+        return schema_rule(schema, disable_additional_properties=closed, spaces=spaces)
 
     def regex_rule(pattern: str) -> str:
         return f"/{regex_to_lark(pattern)}/"
 
     tags = _tags(wanted)
     try:
-        return TagGrammar(schema_rule=schema_rule, regex_rule=regex_rule).write(tags.format)
+        return TagGrammar(schema_rule=rule_of, regex_rule=regex_rule).write(tags.format)
     except TagError as error:
         raise GrammarError(str(error), path=tags.place(error.path)) from None
 
