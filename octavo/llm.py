@@ -13,16 +13,8 @@ import msgspec
 
 from octavo.build import load, open_frontend, pin_prefixes
 from octavo.config import ConfigError, EngineConfig, configured
-from octavo.detokenizer import TextStream
-from octavo.outputs import (
-    BeamSearchOutput,
-    BeamSearchSequence,
-    CompletionOutput,
-    Logprob,
-    RequestOutput,
-    TokenDelta,
-    best_branches,
-)
+from octavo.output_processor import ChoiceUpdate, OutputProcessor
+from octavo.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput, TokenDelta
 from octavo.prefix_files import chat_prefix, read_prefixes, text_prefix
 from octavo.request import Request, Thinking
 from octavo.sampling_params import BeamSearchParams, ParameterError, SamplingParams
@@ -36,53 +28,18 @@ Prompt = str | Sequence[int] | dict[str, Any]
 Message = dict[str, Any]
 
 
-class _Branch:
-    """One output as it grows."""
-
-    def __init__(self, index: int, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: list[int]) -> None:
-        self.output = CompletionOutput(index=index, text="", token_ids=[])
-        self._stream = TextStream(tokenizer, params, prompt_token_ids)
-        self._tokenizer = tokenizer
-        self._is_beam = params.beam is not None
-        self._names_tokens = params.logprob_token_ids is not None
-
-    def take(self, delta: TokenDelta) -> str:
-        """Add a delta; returns the text that is final now. What comes after a stop string does not count."""
-        output, stream = self.output, self._stream
-        on_stop_token = delta.finish_reason == "stop" and bool(delta.token_ids)
-        new_text = stream.push(delta.token_ids, ends_with_stop_token=on_stop_token)
-        if delta.finish_reason is not None:
-            new_text += stream.finish()
-        kept = stream.num_tokens - len(output.token_ids)
-        output.token_ids.extend(delta.token_ids[:kept])
-        if delta.logprobs is not None:
-            entries = [_as_dict(entry, self._tokenizer, named=self._names_tokens) for entry in delta.logprobs[:kept]]
-            output.logprobs = [] if output.logprobs is None else output.logprobs
-            output.logprobs += entries  # in place: a copy for each token would cost the square of their number
-            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(e.logprob for e in delta.logprobs[:kept])
-        if self._is_beam:  # its log-probabilities are those after penalties and biases
-            output.cumulative_logprob = delta.cumulative_logprob
-        if stream.stopped is not None:
-            output.finish_reason, output.stop_reason = "stop", stream.stopped
-        elif delta.finish_reason is not None:
-            output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
-        output.text += new_text
-        return new_text
-
-
 class _Pending:
-    """One request on its way."""
+    """One request on its way, and its result as it grows; where the best of several are returned, when all have ended."""
 
     def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer) -> None:
         self.request = request
         self._tokenizer = tokenizer
-        params, ids = request.params, request.prompt_token_ids
-        self.branches = [_Branch(i, tokenizer, params, ids) for i in range(params.num_outputs)]
+        self._processor = OutputProcessor(request, tokenizer)
         self.result = RequestOutput(
             request_id=request.id,
             prompt=prompt,
-            prompt_token_ids=ids,
-            outputs=[branch.output for branch in self.branches],
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=[CompletionOutput(index=index, text="", token_ids=[]) for index in range(request.params.n)],
             finished=False,
         )
         self.lost = False
@@ -93,36 +50,33 @@ class _Pending:
         return self.result.finished
 
     def read(self) -> str:
-        """Text that has come since the last call; where one of several answers is chosen, its own at the end."""
+        """Text that has come since the last call."""
         text, self._unread = self._unread, ""
         return text
 
-    def take(self, delta: TokenDelta) -> None:
-        branch = self.branches[delta.branch]
-        if branch.output.finish_reason is not None:
-            return
-        text = branch.take(delta)
-        if not self.request.params.selects:
-            self._unread += text
-        if delta.prompt_logprobs is not None:
-            entries = [_as_dict(entry, self._tokenizer, named=False) for entry in delta.prompt_logprobs]
-            self.result.prompt_logprobs = [None, *entries]
-        self.result.num_cached_tokens = delta.num_cached_tokens
-        self.result.metrics = delta.metrics or self.result.metrics
-        output = branch.output
-        if output.finish_reason is not None and all(each.output.finish_reason is not None for each in self.branches):
-            self._finish()
+    def take(self, delta: TokenDelta) -> bool:
+        """Add what a delta brings. Returns whether its branch has ended at a stop string, which the engine cannot know."""
+        processed, result = self._processor.process(delta), self.result
+        for update in processed.updates:
+            self._add(update)
+        result.num_cached_tokens = delta.num_cached_tokens
+        result.metrics = delta.metrics or result.metrics
+        result.finished = self._processor.finished
+        return processed.abort
 
-    def _finish(self) -> None:
-        """All branches are complete: of those drawn the best are returned."""
-        params, result = self.request.params, self.result
-        result.finished = True
-        if params.selects:
-            result.outputs = [self.branches[i].output for i in best_branches(result.outputs, params.n)]
-            for index, output in enumerate(result.outputs):
-                output.index = index
-                output.logprobs = output.logprobs if params.num_logprobs is not None else None
-            self._unread = result.outputs[0].text
+    def _add(self, update: ChoiceUpdate) -> None:
+        output, tokenizer, named = self.result.outputs[update.index], self._tokenizer, self.request.params.logprob_token_ids
+        output.token_ids += update.token_ids
+        if update.logprobs is not None:
+            entries = [_as_dict(entry, tokenizer, named=named is not None) for entry in update.logprobs]
+            output.logprobs = [] if output.logprobs is None else output.logprobs
+            output.logprobs += entries  # in place: a copy for each token would cost the square of their number
+        output.cumulative_logprob = update.cumulative_logprob
+        output.finish_reason, output.stop_reason = update.finish_reason, update.stop_reason
+        if update.prompt_logprobs is not None:
+            self.result.prompt_logprobs = [None, *(_as_dict(entry, tokenizer, named=False) for entry in update.prompt_logprobs)]
+        output.text += update.text
+        self._unread += update.text
 
 
 def _as_dict(entry: TokenLogprobs, tokenizer: Tokenizer, *, named: bool) -> dict[int, Logprob]:
@@ -380,18 +334,11 @@ class LLM:
         return None, [int(token) for token in prompt]
 
     def _check_against_model(self, ids: list[int], params: SamplingParams) -> None:
-        vocab_size, most = self._model_config.vocab_size, self.config.max_logprobs
+        vocab_size = self._model_config.vocab_size
         for token in ids:
             if not 0 <= token < vocab_size:
                 raise ParameterError(f"Token id {token} is out of vocabulary", param="prompt", value=token)
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(params, name)
-            if value is not None and value > most:
-                raise ParameterError(f"{name} must be at most {most}, got {value}.", param=name, value=value)
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
-            outside = [token for token in getattr(params, name) or () if token >= vocab_size]
-            if outside:
-                raise ParameterError(f"{name} contains out-of-vocabulary ids {outside[:5]}", param=name, value=outside[0])
+        params.check_against(vocab_size=vocab_size, max_logprobs=self.config.max_logprobs)
 
     def _check_grammar(self, params: SamplingParams) -> None:
         if params.structured_outputs is None:
@@ -437,9 +384,7 @@ class LLM:
                 item = self._pending.get(delta.request_id)
                 if item is None or item.finished:
                     continue
-                item.take(delta)
-                output = item.branches[delta.branch].output
-                if output.finish_reason is not None and delta.finish_reason is None:  # a stop string: the engine cannot know
+                if item.take(delta):
                     item.result.metrics = self._engine.abort(delta.request_id, delta.branch) or item.result.metrics
                 brought.append((delta, item, item.finished))
         except BaseException:

@@ -334,6 +334,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             value = getattr(self, name)
             _require(value is None or value >= 0, f"{name} must be at least 0", name, value)
 
+    def check_against(self, *, vocab_size: int, max_logprobs: int) -> None:
+        """Raises ``ParameterError`` for what a model or its operator does not allow."""
+        for name, kind in (("logprobs", "sample"), ("prompt_logprobs", "prompt")):
+            value = getattr(self, name)
+            if value is not None and value > max_logprobs:
+                message = f"Requested {kind} logprobs of {value}, which is greater than max allowed: {max_logprobs}"
+                raise ParameterError(message, param=name, value=value)
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
+            outside = [token_id for token_id in getattr(self, name) or () if token_id >= vocab_size]
+            if outside:
+                some = f"token_id(s) {outside[:5]} in {name} contain out-of-vocab token ids"
+                raise ParameterError(f"{some}. Vocabulary size: {vocab_size}", param=name, value=outside[0])
+
     @property
     def num_branches(self) -> int:
         """Sequences that are computed side by side: ``n``, ``best_of`` or the beam width."""

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "octavo"
 
 LEAVES = {"config", "sampling_params", "request", "step", "outputs", "metrics", "clock", "server_url"}
-TEXT = {"tokenizer", "detokenizer", "chat_template", "gguf_tokenizer", "token_bytes", "prefix_files"}
+TEXT = {"tokenizer", "detokenizer", "chat_template", "gguf_tokenizer", "token_bytes", "prefix_files", "output_processor"}
 
 # package or module -> the parts of octavo that it may import, beside the leaves and itself
 ALLOWED: dict[str, set[str]] = {

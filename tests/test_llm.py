@@ -213,10 +213,10 @@ def test_an_interruption_between_two_deltas_of_a_step_loses_none_unsaid(
     (streamed,) = llm._pending
     step, take = llm._engine.step, _Pending.take
 
-    def interrupted(taker: Any, delta: TokenDelta, *_: Any, **__: Any) -> None:
+    def interrupted(taker: Any, delta: TokenDelta, *_: Any, **__: Any) -> bool:
         if delta.request_id != streamed:
             raise KeyboardInterrupt
-        take(taker, delta)
+        return take(taker, delta)
 
     with monkeypatch.context() as patched:
         patched.setattr(llm._engine, "step", lambda: sorted(step(), key=lambda delta: delta.request_id == streamed))
@@ -381,7 +381,7 @@ def test_logprobs_of_tokens_by_name(llm: LLM) -> None:
             for name in set(found) & set(top):
                 assert found[name].logprob == pytest.approx(top[name].logprob, abs=1e-5)
             assert found[5].rank is None and found[5].logprob < found[token].logprob
-    with pytest.raises(ParameterError, match="out-of-vocabulary"):
+    with pytest.raises(ParameterError, match="out-of-vocab"):
         llm.generate(prompt, SamplingParams(logprob_token_ids=[10**6]), use_tqdm=False)
     for bad in ([-1], list(range(129))):
         with pytest.raises(ParameterError, match="logprob_token_ids"):

@@ -13,6 +13,7 @@ from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from octavo.output_processor import ChoiceUpdate
 from octavo.server import aside, body, errors, params, sse, structured
 from octavo.server.call_grammar import check_calls
 from octavo.server.chat_plan import ChatPlan, call_format, plan_answer
@@ -20,7 +21,6 @@ from octavo.server.chat_text import ChatText, TextDelta, TextPlan
 from octavo.server.errors import ApiError
 from octavo.server.generation import Prompt
 from octavo.server.logprobs import LogprobFormat
-from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import ChatRequest
 from octavo.server.replies import Answer, Envelope, Usages, beams_of, offsets_of, reply
 from octavo.server.responses import (

@@ -13,12 +13,12 @@ from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from octavo.output_processor import ChoiceUpdate
 from octavo.request import Thinking
 from octavo.server import aside, body, errors, params, sse, structured
 from octavo.server.errors import ApiError
 from octavo.server.generation import Prompt
 from octavo.server.logprobs import LogprobFormat, TextPlaces
-from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import CompletionRequest
 from octavo.server.replies import Envelope, Usages, beams_of, json_response, offsets_of, reply
 from octavo.server.responses import (

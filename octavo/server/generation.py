@@ -13,6 +13,7 @@ import time
 
 import msgspec
 
+from octavo.output_processor import ChoiceUpdate, OutputProcessor
 from octavo.outputs import RequestMetrics, TokenDelta
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
@@ -20,7 +21,6 @@ from octavo.server import errors, faults
 from octavo.server.accounting import RequestRecord, ServerMetrics
 from octavo.server.body import ClientGone
 from octavo.server.engine_client import EngineClient, Mailbox
-from octavo.server.output_processor import ChoiceUpdate, OutputProcessor
 from octavo.server.request_log import Log
 from octavo.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from octavo.server.output_processor import ChoiceUpdate
+from octavo.output_processor import ChoiceUpdate
 
 
 class Pacer:

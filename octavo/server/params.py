@@ -4,7 +4,6 @@ The order of defaults is the request, then the model's generation_config.json, t
 of single fields live in ``SamplingParams``; here is what needs a vocabulary, a context length or the operator's limits.
 """
 
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -230,7 +229,7 @@ def build(
         "max_tokens": room if max_tokens is None else min(max_tokens, room),
         "logprobs": requested_logprobs(request),
         "prompt_logprobs": prompt_logprobs,
-        "logit_bias": _logit_bias(request.logit_bias, limits.vocab_size),
+        "logit_bias": _logit_bias(request.logit_bias),
     }
     for field in _PASSED_ON:
         if (value := getattr(request, field)) is not None:
@@ -241,12 +240,13 @@ def build(
     if (form := structured.wanted(request)) is not None:
         fields["structured_outputs"] = form.params
     fields |= _searching(request) if request.use_beam_search else _drawing(request, limits)
+    named = {"max_tokens": name, "logprobs": "top_logprobs" if isinstance(request, ChatRequest) else "logprobs"}
     try:
         params = SamplingParams(**fields)
+        params.check_against(vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
     except ParameterError as error:
-        param = name if error.param == "max_tokens" else error.param
+        param = named.get(error.param or "", error.param)
         raise ParameterError(str(error).replace("max_tokens", name), param=param, value=error.value) from None
-    _check_against_model(params, limits, "top_logprobs" if isinstance(request, ChatRequest) else "logprobs")
     return params
 
 
@@ -284,31 +284,7 @@ def size(request: CompletionRequest | ChatRequest) -> int:
     return 16 + sum(len(given) for given in lists if given is not None) + 64 * len(request.bad_words or ())
 
 
-def _check_against_model(params: SamplingParams, limits: ModelLimits, logprobs_name: str) -> None:
-    for name, kind, value in (
-        (logprobs_name, "sample", params.logprobs),
-        ("prompt_logprobs", "prompt", params.prompt_logprobs),
-    ):
-        if value is not None and value > limits.max_logprobs:
-            raise ParameterError(
-                f"Requested {kind} logprobs of {value}, which is greater than max allowed: {limits.max_logprobs}",
-                param=name,
-                value=value,
-            )
-    _check_ids("stop_token_ids", params.stop_token_ids or (), limits.vocab_size)
-    _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab_size)
-    _check_ids("logprob_token_ids", params.logprob_token_ids or (), limits.vocab_size)
-
-
-def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    outside = [token_id for token_id in token_ids if token_id >= vocab_size]
-    if outside:
-        raise ParameterError(
-            f"token_id(s) {outside[:5]} in {name} contain out-of-vocab token ids. Vocabulary size: {vocab_size}", param=name
-        )
-
-
-def _logit_bias(given: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:
+def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
     """Keys as token ids, values clamped to ±100."""
     if not given:
         return None
@@ -317,6 +293,4 @@ def _logit_bias(given: dict[str, float] | None, vocab_size: int) -> dict[int, fl
         raise ParameterError(
             f"logit_bias contains key(s) that cannot be converted to integer token IDs: {bad[:5]}", param="logit_bias"
         )
-    bias = {int(key): min(100.0, max(-100.0, value)) for key, value in given.items()}
-    _check_ids("logit_bias", bias, vocab_size)
-    return bias
+    return {int(key): min(100.0, max(-100.0, value)) for key, value in given.items()}

@@ -9,11 +9,11 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.output_processor import ChoiceUpdate
 from octavo.server import aside, errors, faults, sse
 from octavo.server.body import ClientGone
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, Prompt
-from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.pacing import Pacer
 from octavo.server.protocol import SamplingFields, StreamOptions
 from octavo.server.responses import Beam, Offsets, PromptTokensDetails, Usage

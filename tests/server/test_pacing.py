@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.output_processor import ChoiceUpdate
 from octavo.outputs import TokenDelta
 from octavo.request import Request
 from octavo.server.engine_client import Mailbox
-from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.pacing import Pacer
 from octavo.step import TokenLogprobs
 from tests.server.fakes import Bench

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.output_processor import ChoiceUpdate
 from octavo.server.chat_text import ChatText, TextDelta, TextPlan
 from octavo.server.errors import ApiError
 from octavo.server.generation import Prompt
@@ -33,7 +34,6 @@ from octavo.server.items.protocol import (
     Status,
 )
 from octavo.server.logprobs import LogprobFormat
-from octavo.server.output_processor import ChoiceUpdate
 from octavo.server.protocol import ChatRequest
 from octavo.server.replies import Envelope
 from octavo.server.responses import ToolCallDelta

@@ -1,4 +1,4 @@
-"""From the engine's token deltas to a client's text: detokenize, find stop strings, count, choose the best of several.
+"""From the engine's token deltas to text: detokenize, find stop strings, count, choose the best of several.
 
 One ``OutputProcessor`` for one engine request, with one ``TextStream`` for each of its branches. It decides only what text can
 decide, where a stop string ended a branch, and then says that the engine is to be told. When more branches are drawn than
@@ -25,8 +25,9 @@ class BeamText(msgspec.Struct, gc=False):
 
 
 class ChoiceUpdate(msgspec.Struct, kw_only=True, gc=False):
-    """What is new in one choice. ``num_discarded`` counts the tokens of branches that were drawn and not chosen. With ``beams``
-    it brings nothing but the running beams of the search whose first choice has this index."""
+    """What is new in one choice. ``num_tokens`` and ``cumulative_logprob`` are of all its tokens so far, the latter known where
+    log-probabilities are and of returned beams. ``num_discarded`` counts the tokens of branches that were drawn and not chosen.
+    With ``beams`` it brings nothing but the running beams of the search whose first choice has this index."""
 
     index: int
     text: str
@@ -35,6 +36,7 @@ class ChoiceUpdate(msgspec.Struct, kw_only=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_tokens: int = 0
+    cumulative_logprob: float | None = None
     num_discarded: int = 0
     cached_tokens: int = 0
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
@@ -59,9 +61,9 @@ class _Branch:
 
 
 class OutputProcessor:
-    """``first_index`` is the number of the request's first choice among all choices of the client's request."""
+    """``first_index`` is the number of the request's first choice among all that are asked for together."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, *, first_index: int) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, *, first_index: int = 0) -> None:
         self._request = request
         self._tokenizer = tokenizer
         self._first_index = first_index
@@ -85,8 +87,6 @@ class OutputProcessor:
         if not self._request.params.selects:
             return Processed([update], abort)
         branch.parts.append(update)
-        if update.logprobs is not None:
-            branch.cumulative_logprob = (branch.cumulative_logprob or 0.0) + sum(e.logprob for e in update.logprobs)
         return Processed(self._best() if self.finished else [], abort)
 
     def _update(self, branch: _Branch, delta: TokenDelta) -> ChoiceUpdate:
@@ -96,14 +96,20 @@ class OutputProcessor:
         if delta.finish_reason is not None:
             text += stream.finish()
         kept = stream.num_tokens - before
+        logprobs = None if delta.logprobs is None else delta.logprobs[:kept]
+        if self._request.params.beam is not None:  # its log-probabilities are those after penalties and biases
+            branch.cumulative_logprob = delta.cumulative_logprob
+        elif logprobs is not None:
+            branch.cumulative_logprob = (branch.cumulative_logprob or 0.0) + sum(entry.logprob for entry in logprobs)
         update = ChoiceUpdate(
             index=self._first_index + delta.branch,
             text=text,
             token_ids=delta.token_ids[:kept],
-            logprobs=None if delta.logprobs is None else delta.logprobs[:kept],
+            logprobs=logprobs,
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
             num_tokens=stream.num_tokens,
+            cumulative_logprob=branch.cumulative_logprob,
             cached_tokens=delta.num_cached_tokens,
             prompt_logprobs=delta.prompt_logprobs,
             beams=None if delta.beams is None else [self._beam_text(beam) for beam in delta.beams],
@@ -138,5 +144,6 @@ class OutputProcessor:
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
             num_tokens=last.num_tokens,
+            cumulative_logprob=branch.cumulative_logprob,
             cached_tokens=last.cached_tokens,
         )
