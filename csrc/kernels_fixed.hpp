@@ -50,25 +50,33 @@ public:
         exceptions_ = first_;
     }
     bool exceptional() const { return at == exceptions_.group; }
-    // Four inputs as pairs of 32 columns, exceptions and all.
-    __attribute__((noinline)) void take(int16_t* to) {
-        for (int half = 0; half < 2; ++half) {
-            for (int part = 0; part < kFixedParts; ++part) {
-                IntPairs pairs[2];
-                fix_half(at, half, part, factors, pairs);
-                for (int v = 0; v < 2; ++v) istore(to + place_of_part(half, part, v), pairs[v]);
+    // The inputs from `at` on, a multiple of four, as pairs of 32 columns, exceptions and all.
+    __attribute__((noinline)) void take(int64_t inputs, int16_t* to) {
+        const FixedFactors own = factors;
+        const uint8_t *from = at, *exception = exceptions_.group;
+        for (const uint8_t* end = from + inputs / 4 * kGroupBytes; from != end; from += kGroupBytes, to += kGroupElements) {
+            for (int half = 0; half < 2; ++half) {
+                for (int part = 0; part < kFixedParts; ++part) {
+                    IntPairs pairs[2];
+                    fix_half(from, half, part, own, pairs);
+                    for (int v = 0; v < 2; ++v) istore(to + place_of_part(half, part, v), pairs[v]);
+                }
             }
+            if (__builtin_expect(from == exception, 0)) exception = take_exceptions(from, to);
         }
-        if (!exceptional()) return;
-        exceptions_.of_group([&](int64_t place, int upper) {
-            to[place] = fixed_number(upper, at[64 + place / 64 * 64 + compact_place(place % 64)]);
-        });
     }
 
     const uint8_t* at;
     FixedFactors factors;
 
 private:
+    // Those of four inputs; returns where the next ones are.
+    __attribute__((noinline)) const uint8_t* take_exceptions(const uint8_t* from, int16_t* to) {
+        exceptions_.of_group([&](int64_t place, int upper) {
+            to[place] = fixed_number(upper, from[64 + place / 64 * 64 + compact_place(place % 64)]);
+        });
+        return exceptions_.group;
+    }
     // As fix_half makes it.
     int16_t fixed_number(int upper, int lower) const {
         const int power = 2 * (upper & 127) - (top_ - kMostFactor);
@@ -148,7 +156,7 @@ __attribute__((noinline)) void fixed_alone(const LinearArgs& a, int64_t block, i
                 rows.hide_strides();
                 if (__builtin_expect(weights.exceptional(), 0)) {
                     alignas(64) int16_t numbers[kGroupElements];
-                    weights.take(numbers);
+                    weights.take(4, numbers);
                     for (int half = 0; half < 2; ++half) {
                         const IntPairs left = iload(numbers + place_of_part(half, part, 0)), right = iload(numbers + place_of_part(half, part, 1));
                         add_pair(acc, rows, 2 * half, left, right);
@@ -183,11 +191,15 @@ __attribute__((noinline)) void fixed_tile(const int16_t* x, int64_t x_stride, in
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = izero();
         const int16_t* at = weights + place_of_part(0, part, 0);
-        for (const int16_t* end = at + inputs * kColumnBlock; at != end; at += 2 * kColumnBlock) {
+        for (const int16_t* end = at + inputs * kColumnBlock; at != end; at += 4 * kColumnBlock) {
             rows.hide_strides();
-            own.fetch();
-            add_pair(acc, rows, 0, iload(at), iload(at + place_of_part(0, 0, 1)));
-            rows.advance(2);
+            own.fetch_both();
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) {
+                const int16_t* pairs = at + half * 2 * kColumnBlock;
+                add_pair(acc, rows, 2 * half, iload(pairs), iload(pairs + place_of_part(0, 0, 1)));
+            }
+            rows.advance(4);
         }
         rows.hide_strides();
         add_group(acc, rows, scales, unit, sums + part * W);
@@ -200,13 +212,15 @@ typedef void (*FixedAlone)(const LinearArgs&, int64_t block, int64_t row, float*
 
 struct FixedTiles {
     FixedAlone alone[3][kLinearRows + 1]{}; // for each tuning
-    FixedTile several[kLinearRows + 1]{};   // none has few rows
-    constexpr FixedTiles() { fill<kLinearRows>(); }
+    FixedTile several[kFixedRows + 1]{};    // none has few rows
+    constexpr FixedTiles() { fill<kFixedRows>(); }
     template <int R> constexpr void fill() {
-        alone[static_cast<int>(Tuning::common)][R] = fixed_alone<Tuning::common, R>;
-        alone[static_cast<int>(Tuning::zen5)][R] = fixed_alone<Tuning::zen5, R>;
-        alone[static_cast<int>(Tuning::zen4)][R] = fixed_alone<Tuning::zen4, R>;
-        if constexpr (2 * R >= kLinearRows) several[R] = fixed_tile<R>;
+        if constexpr (R <= kLinearRows) {
+            alone[static_cast<int>(Tuning::common)][R] = fixed_alone<Tuning::common, R>;
+            alone[static_cast<int>(Tuning::zen5)][R] = fixed_alone<Tuning::zen5, R>;
+            alone[static_cast<int>(Tuning::zen4)][R] = fixed_alone<Tuning::zen4, R>;
+        }
+        if constexpr (2 * R >= kFixedRows) several[R] = fixed_tile<R>;
         if constexpr (R > 1) fill<R - 1>();
     }
 };
@@ -222,8 +236,8 @@ inline void fixed_together(const LinearArgs& a, int64_t block, int64_t row0, con
     for (int64_t k = 0; k < padded; k += kFixedInputs) {
         const int64_t inputs = min64(kFixedInputs, padded - k), scales = bytes_to_scale(padded, k, inputs);
         const float unit = weights.open();
-        int16_t* to = numbers;
-        for (int64_t i = 0; i < inputs; i += 4, weights.at += kGroupBytes, to += kGroupElements) weights.take(to);
+        weights.take(inputs, numbers);
+        weights.at += inputs / 4 * kGroupBytes;
         for (int64_t t = 0; t < count; ++t) {
             const int16_t* x = static_cast<const int16_t*>(a.x) + (row0 + tiles.begin(t)) * a.x_stride + k;
             kFixedTiles.several[tiles.rows(t)](x, a.x_stride, scales, inputs, numbers, unit, sums + tiles.begin(t) * kColumnBlock, ahead[t]);
@@ -237,17 +251,17 @@ void linear_fixed(const LinearArgs& a, int64_t row0, int64_t row1, int64_t block
     const int64_t block_bytes = compact_block_bytes(a.k);
     const EvenTiles parts(row1 - row0, (row1 - row0 + kFixedSumRows - 1) / kFixedSumRows);
     for (int64_t row = row0, part = 0; row < row1; row += parts.rows(part++)) {
-        const int64_t rows = parts.rows(part), count = (rows + kLinearRows - 1) / kLinearRows;
+        const int64_t rows = parts.rows(part), count = (rows + kFixedRows - 1) / kFixedRows;
         const EvenTiles tiles(rows, count);
         const SharedAhead shared(a, block_bytes, count);
         for (int64_t block = block0; block < block1; ++block) {
-            if (count == 1) {
+            if (rows <= kLinearRows) {
                 kFixedTiles.alone[static_cast<int>(a.tuning)][rows](a, block, row, sums);
                 continue;
             }
             const char* own = static_cast<const char*>(a.weight) + block * block_bytes;
             const char* panel = panel_after(a, block, block1, block_bytes);
-            PanelAhead ahead[kFixedSumRows / kLinearRows + 1];
+            PanelAhead ahead[kFixedSumRows / kFixedRows + 1];
             for (int64_t t = 0; t < count; ++t) ahead[t] = shared.of(t, panel, own);
             fixed_together(a, block, row, tiles, count, ahead, sums);
         }

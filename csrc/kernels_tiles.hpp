@@ -39,6 +39,13 @@ struct PanelAhead {
         at = other;
         other = next;
     }
+    // Twice, for two pairs.
+    inline __attribute__((always_inline)) void fetch_both() {
+        __builtin_prefetch(at, 0, 2);
+        __builtin_prefetch(other, 0, 2);
+        at += step;
+        other += step;
+    }
     // What so many fetches would have left; an even number.
     inline void skip(int64_t fetches) {
         at += fetches / 2 * step;

@@ -4,6 +4,7 @@ using Vec = __m256;
 constexpr int W = 8;
 constexpr const char* kMultiplyAdd = "vfmadd ymm";
 constexpr int kLinearRows = 5, kLinearVecs = 2;
+constexpr int kFixedRows = 6; // of whole numbers, which need a register less
 constexpr bool kAloneAhead = true; // a tile that is alone fetches the next weights
 constexpr int64_t kWidenedInputs = 192; // of a block at once: the first-level cache holds them
 constexpr int kAttentionRows = 4, kAttentionVecs = 2;

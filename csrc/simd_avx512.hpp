@@ -4,6 +4,7 @@ using Vec = __m512;
 constexpr int W = 16;
 constexpr const char* kMultiplyAdd = "vfmadd zmm";
 constexpr int kLinearRows = 12, kLinearVecs = 2; // register tile of linear: rows x vectors of columns
+constexpr int kFixedRows = 12;                   // of one of whole numbers, where several meet the same weights
 constexpr bool kAloneAhead = false;
 constexpr int64_t kWidenedInputs = 2048; // of a block at once: the second-level cache holds them
 constexpr int kAttentionRows = 6, kAttentionVecs = 4;
