@@ -32,7 +32,7 @@ constexpr bool on_fronts(Tuning tuning, int rows) { return tuning == Tuning::com
 // Its stream, which goes on where the next product begins.
 template <Tuning kTuning, bool kOnFronts> struct CompactStream {
     static constexpr bool kFirstLevel = kTuning != Tuning::zen4, kSecondLevel = kTuning != Tuning::zen5;
-    static constexpr int64_t kFirst = kSecondLevel ? 8 : 64, kSecond = kFirstLevel ? 48 : 5; // groups ahead
+    static constexpr int64_t kFirst = kSecondLevel ? 8 : 64, kSecond = kFirstLevel ? 48 : W == 8 ? 12 : 5; // groups ahead
     static constexpr int64_t kApart = kFirstLevel ? (kSecond - kFirst) * kGroupBytes : 0;
 
     const char *at, *end, *after;

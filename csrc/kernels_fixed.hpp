@@ -49,11 +49,11 @@ public:
         at = begin_;
         exceptions_ = first_;
     }
-    bool exceptional() const { return at == exceptions_.group; }
-    // The inputs from `at` on, a multiple of four, as pairs of 32 columns, exceptions and all.
-    __attribute__((noinline)) void take(int64_t inputs, int16_t* to) {
+    bool exceptional(const uint8_t* four) const { return four == exceptions_.group; }
+    // Inputs of the group from those at `from` on, a multiple of four, as pairs of 32 columns, exceptions and all.
+    __attribute__((noinline)) void take(const uint8_t* from, int64_t inputs, int16_t* to) {
         const FixedFactors own = factors;
-        const uint8_t *from = at, *exception = exceptions_.group;
+        const uint8_t* exception = exceptions_.group;
         for (const uint8_t* end = from + inputs / 4 * kGroupBytes; from != end; from += kGroupBytes, to += kGroupElements) {
             for (int half = 0; half < 2; ++half) {
                 for (int part = 0; part < kFixedParts; ++part) {
@@ -137,6 +137,7 @@ inline void store_block(const LinearArgs& a, int64_t block, int64_t row, int64_t
 // A tile that is alone makes numbers of weights in registers.
 template <Tuning kTuning, int R>
 __attribute__((noinline)) void fixed_alone(const LinearArgs& a, int64_t block, int64_t row, float* sums) {
+    constexpr int kAtOnce = R == 1 ? kFixedParts : 1; // parts whose sums registers hold
     const int64_t padded = round_up(a.k, kDepthStep);
     for (int64_t i = 0; i < R * kColumnBlock; i += W) vstore(sums + i, vzero());
     FixedGroups weights(a, block);
@@ -146,33 +147,46 @@ __attribute__((noinline)) void fixed_alone(const LinearArgs& a, int64_t block, i
         const int64_t inputs = min64(kFixedInputs, padded - k), scales = bytes_to_scale(padded, k, inputs);
         const float unit = weights.open();
 #pragma GCC unroll 1
-        for (int part = 0; part < kFixedParts; ++part) {
-            if (part > 0) weights.rewind(), rows.advance(-inputs);
-            Ints acc[R][2];
+        for (int first = 0; first < kFixedParts; first += kAtOnce) {
+            if (first > 0) weights.rewind(), rows.advance(-inputs);
+            Ints acc[kAtOnce][R][2];
+#pragma GCC unroll 2
+            for (int p = 0; p < kAtOnce; ++p) {
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = izero();
-            for (const uint8_t* end = weights.at + inputs / 4 * kGroupBytes; weights.at != end; weights.at += kGroupBytes) {
-                if (kFixedParts == 1 || part == 0) stream.fetch_both();
+                for (int r = 0; r < R; ++r) acc[p][r][0] = acc[p][r][1] = izero();
+            }
+            const uint8_t* at = weights.at;
+            for (const uint8_t* end = at + inputs / 4 * kGroupBytes; at != end; at += kGroupBytes) {
+                if (kFixedParts == kAtOnce || first == 0) stream.fetch_both();
                 rows.hide_strides();
-                if (__builtin_expect(weights.exceptional(), 0)) {
+                if (__builtin_expect(weights.exceptional(at), 0)) {
                     alignas(64) int16_t numbers[kGroupElements];
-                    weights.take(4, numbers);
+                    weights.take(at, 4, numbers);
+#pragma GCC unroll 2
                     for (int half = 0; half < 2; ++half) {
-                        const IntPairs left = iload(numbers + place_of_part(half, part, 0)), right = iload(numbers + place_of_part(half, part, 1));
-                        add_pair(acc, rows, 2 * half, left, right);
+#pragma GCC unroll 2
+                        for (int p = 0; p < kAtOnce; ++p) {
+                            const int16_t* own = numbers + place_of_part(half, first + p, 0);
+                            add_pair(acc[p], rows, 2 * half, iload(own), iload(own + place_of_part(0, 0, 1)));
+                        }
                     }
                 } else {
 #pragma GCC unroll 2
                     for (int half = 0; half < 2; ++half) {
-                        IntPairs pairs[2];
-                        fix_half(weights.at, half, part, weights.factors, pairs);
-                        add_pair(acc, rows, 2 * half, pairs[0], pairs[1]);
+#pragma GCC unroll 2
+                        for (int p = 0; p < kAtOnce; ++p) {
+                            IntPairs pairs[2];
+                            fix_half(at, half, first + p, weights.factors, pairs);
+                            add_pair(acc[p], rows, 2 * half, pairs[0], pairs[1]);
+                        }
                     }
                 }
                 rows.advance(4);
             }
+            weights.at = at;
             rows.hide_strides();
-            add_group(acc, rows, scales, unit, sums + part * W);
+#pragma GCC unroll 2
+            for (int p = 0; p < kAtOnce; ++p) add_group(acc[p], rows, scales, unit, sums + (first + p) * W);
         }
     }
     store_block(a, block, row, R, sums);
@@ -236,7 +250,7 @@ inline void fixed_together(const LinearArgs& a, int64_t block, int64_t row0, con
     for (int64_t k = 0; k < padded; k += kFixedInputs) {
         const int64_t inputs = min64(kFixedInputs, padded - k), scales = bytes_to_scale(padded, k, inputs);
         const float unit = weights.open();
-        weights.take(inputs, numbers);
+        weights.take(weights.at, inputs, numbers);
         weights.at += inputs / 4 * kGroupBytes;
         for (int64_t t = 0; t < count; ++t) {
             const int16_t* x = static_cast<const int16_t*>(a.x) + (row0 + tiles.begin(t)) * a.x_stride + k;

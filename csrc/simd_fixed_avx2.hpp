@@ -19,6 +19,7 @@ inline FixedCodes fixed_codes(const uint8_t* highs) {
 
 struct FixedFactors {
     __m256i low, high;
+    __m256i times; // 64 in each byte
 };
 inline FixedFactors fixed_factors(const FixedCodes& codes, int least) {
     __m256i factors[2];
@@ -32,7 +33,9 @@ inline FixedFactors fixed_factors(const FixedCodes& codes, int least) {
         const __m256i own = _mm256_and_si256(words, _mm256_set1_epi16(255));
         return _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm256_castsi256_si128(own), _mm256_extracti128_si256(own, 1)));
     };
-    return {bytes(all), bytes(_mm256_srli_epi16(all, 8))};
+    __m256i times = _mm256_set1_epi8(64);
+    __asm__("" : "+x"(times)); // else it is made anew for each pair of inputs
+    return {bytes(all), bytes(_mm256_srli_epi16(all, 8)), times};
 }
 
 // A pair of inputs, the first or the second of a compact group: of eight columns from 8 * part on, and of those 16 further.
@@ -40,9 +43,9 @@ inline __attribute__((always_inline)) void fix_half(const uint8_t* group, int ha
     const __m256i codes = iload(group + part * 32), lower = iload(group + 64 + half * 64 + part * 32);
     const __m256i mine = _mm256_and_si256(half ? _mm256_srli_epi16(codes, 4) : codes, _mm256_set1_epi8(15));
     const __m256i low = _mm256_shuffle_epi8(factors.low, mine), high = _mm256_shuffle_epi8(factors.high, mine);
-    const __m256i more = _mm256_max_epu8(lower, _mm256_set1_epi8(-128)), times = _mm256_set1_epi8(64);
-    const __m256i left = _mm256_maddubs_epi16(_mm256_unpacklo_epi8(lower, more), times);
-    const __m256i right = _mm256_maddubs_epi16(_mm256_unpackhi_epi8(lower, more), times);
+    const __m256i more = _mm256_max_epu8(lower, _mm256_set1_epi8(-128));
+    const __m256i left = _mm256_maddubs_epi16(_mm256_unpacklo_epi8(lower, more), factors.times);
+    const __m256i right = _mm256_maddubs_epi16(_mm256_unpackhi_epi8(lower, more), factors.times);
     to[0] = _mm256_mulhrs_epi16(left, _mm256_unpacklo_epi8(low, high));
     to[1] = _mm256_mulhrs_epi16(right, _mm256_unpackhi_epi8(low, high));
 }
