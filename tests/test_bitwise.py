@@ -87,7 +87,7 @@ def requests() -> list[Request]:
             top_k=50 if i % 5 == 1 else 0,
             n=3 if i % 4 == 2 else 1,
             repetition_penalty=1.1 if i % 6 == 4 else 1.0,
-            max_tokens=18 + 3 * (i % 5),
+            max_tokens=12 + 3 * (i % 5),
             ignore_eos=True,
             logprobs=3,
         )
@@ -218,7 +218,7 @@ def test_preempted(loaded: LoadedModel, alone: Outputs, mode: str, overlap: bool
     assert (stats.swaps_in > 0) == (mode == "swap")
 
 
-@of_each_cache
+@pytest.mark.parametrize("loaded", ["bfloat16"], indirect=True)  # a region is blocks in a row: no cache sees the difference
 @pytest.mark.parametrize("kv_allocation", RESERVATIONS)
 def test_contiguous(loaded: LoadedModel, alone: Outputs, kv_allocation: KVAllocation) -> None:
     overlap = kv_allocation in ("orca-pow2", "fastertransformer")
@@ -227,9 +227,9 @@ def test_contiguous(loaded: LoadedModel, alone: Outputs, kv_allocation: KVAlloca
 
 
 def test_speculated(loaded: LoadedModel, alone: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One by one and in company, also where it would not be thought worth while."""
+    """In little and in much company, also where it would not be thought worth while."""
     monkeypatch.setattr(speculation.StepCost, "growth", lambda cost, sequences: 0.001)
-    for at_once, few in ((1, speculation.FEW), (2, speculation.FEW), (1000, 1000)):
+    for at_once, few in ((2, speculation.FEW), (1000, 1000)):
         monkeypatch.setattr(speculation, "FEW", few)
         engine = engine_with(loaded, spec_method="ngram", spec_tokens=3, async_scheduling=True)
         assert_same(run(engine, requests(), at_once=at_once), alone)
@@ -240,14 +240,14 @@ def test_speculated(loaded: LoadedModel, alone: Outputs, monkeypatch: pytest.Mon
 def test_speculated_without_logits(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody wants more than the likeliest token it is found within the head, behind each draft, too."""
     monkeypatch.setattr(speculation.StepCost, "growth", lambda cost, sequences: 0.001)
-    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     prompts = [[(5 * j + i) % 300 + 400 for j in range(9)] for i in range(8)]
     todo = [Request(id=f"r{i}", prompt_token_ids=ids, params=params, seed=0, arrival_time=0.0) for i, ids in enumerate(prompts)]
     expected = run(engine_with(loaded), todo)
-    for at_once in (1, 3, 8):
+    for at_once in (1, 3):
         engine = engine_with(loaded, spec_method="ngram", async_scheduling=at_once == 3)
         assert_same(run(engine, todo, at_once=at_once), expected)
-        assert at_once == 8 or engine.stats().accepted_draft_tokens > 30
+        assert engine.stats().accepted_draft_tokens > 30
 
 
 def test_another_number_of_threads(loaded: LoadedModel, alone: Outputs, smollm2_path: Path) -> None:

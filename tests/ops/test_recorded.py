@@ -219,7 +219,7 @@ def test_a_program_that_runs_may_be_forgotten(model: Tiny) -> None:
         graph = model.backend.capture(model.forward, CAPACITY)
         graph.start(BATCHES[4])
         del graph
-        gc.collect()
+        gc.collect(0)
 
 
 def test_an_interpreter_that_ends_in_the_middle_of_a_program(tmp_path: Path) -> None:
