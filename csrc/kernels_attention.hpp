@@ -15,13 +15,18 @@
 // Keys and values go from qkv to the cache here too: within the unit where the row is its sequence's only one, as no other unit
 // of this step reads what it wrote and the block is about to be read anyhow; before all units where there are several.
 
+// What of a piece is still to be asked for. Loops keep it in registers.
+struct AheadAt {
+    const char *next, *end;
+};
+
 // Memory that will be read soon, asked for piece by piece while something else is computed: as a burst it would only wait. It
 // comes into the second-level cache: the first has few places for lines under way, and pieces would come half as fast.
 struct Ahead {
     static constexpr int kLocality = 2;
     static constexpr int kOfSoftmax = 24; // lines that go with the softmax of a head: it waits for itself, memory need not
     const char* pieces[2 * kMostGroups];
-    const char *next, *end;
+    AheadAt at;
     int64_t bytes; // of a piece; a multiple of 256
     int count;
 };
@@ -34,18 +39,18 @@ struct NearAhead : Ahead {
 #endif
 };
 
-template <int kLines, class A> inline __attribute__((always_inline)) void fetch(A& ahead) {
-    if (ahead.next >= ahead.end) {
+template <int kLines, class A> inline __attribute__((always_inline)) void fetch(A& ahead, AheadAt& at) {
+    if (at.next >= at.end) {
         if (ahead.count == 0) return;
-        ahead.next = ahead.pieces[--ahead.count];
-        ahead.end = ahead.next + ahead.bytes;
+        at.next = ahead.pieces[--ahead.count];
+        at.end = at.next + ahead.bytes;
     }
-    for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.next + 64 * i, 0, A::kLocality);
-    ahead.next += 64 * kLines;
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at.next + 64 * i, 0, A::kLocality);
+    at.next += 64 * kLines;
 }
 
 template <class A> inline void fetch_rest(A& ahead) {
-    while (ahead.count > 0 || ahead.next < ahead.end) fetch<4>(ahead);
+    while (ahead.count > 0 || ahead.at.next < ahead.at.end) fetch<4>(ahead, ahead.at);
 }
 
 // Lines for each step of a panel that takes V vectors at once: so that a tile's are all asked for while another is computed.
@@ -235,10 +240,15 @@ inline __attribute__((always_inline)) void score_panel(const F* q, int64_t ldq, 
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) set_zero(acc[r][v]);
     }
+    AheadAt at = ahead.at;
+    const T* own[V * kJoined<G>]; // in registers, as the queries' places are
+#pragma GCC unroll 16
+    for (int v = 0; v < V * kJoined<G>; ++v) own[v] = keys[v];
     for (int64_t i = 0; i < dim; i += 2) {
-        fetch<lines_of<T, V>()>(ahead);
-        add_dimensions<G, T>(acc, q, ldq, keys, i);
+        fetch<lines_of<T, V>()>(ahead, at);
+        add_dimensions<G, T>(acc, q, ldq, own, i);
     }
+    ahead.at = at;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
@@ -332,21 +342,24 @@ inline __attribute__((always_inline)) void value_panel(const F* weights, const f
             else acc[r][v] = vload(out + r * ldo + v * W);
         }
     }
+    AheadAt next = ahead.at;
     int64_t g = begin / at.group, i = begin % at.group;
     for (int64_t p = begin - i; p < end; p += at.group, ++g, i = 0) {
         const int64_t stop = min64(end - p, at.group);
         const F* w = weights + p;
+        const T* group = groups[g];
         if constexpr (!kExact<F>) {
-            if (i % 2) add_position<true>(acc, w, groups[g], i, at), ++i;
+            if (i % 2) add_position<true>(acc, w, group, i, at), ++i;
         }
         for (; i + 1 < stop; i += 2) {
-            fetch<lines_of<T, V>()>(ahead);
-            add_positions(acc, w, groups[g], i, at);
+            fetch<lines_of<T, V>()>(ahead, next);
+            add_positions(acc, w, group, i, at);
         }
         if constexpr (!kExact<F>) {
-            if (i < stop) add_position<false>(acc, w, groups[g], i, at);
+            if (i < stop) add_position<false>(acc, w, group, i, at);
         }
     }
+    ahead.at = next;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
@@ -429,7 +442,7 @@ inline void aim(const AttentionArgs& a, const AttentionUnit& u, int64_t start, i
     const int group = tile.group = group_of(a.block_size, a.head_dim);
     const int64_t end = min64(stop, start + kTokenTile);
     ahead.bytes = round_up(group * a.head_dim * static_cast<int64_t>(sizeof(T)), 256);
-    ahead.next = ahead.end = nullptr;
+    ahead.at = {};
     ahead.count = 0;
     tile.found = group && start < end && find_groups(a, u, start, start, end, tile);
     if (!tile.found) return;
@@ -447,7 +460,7 @@ inline void aim(const AttentionArgs& a, const AttentionUnit& u, int64_t start, i
 
 // The first tile of a unit, if there is one.
 template <class T> inline void aim_first(const AttentionArgs& a, const AttentionUnit* u, Ahead& ahead, Tile<T>& tile) {
-    ahead.next = ahead.end = nullptr;
+    ahead.at = {};
     ahead.count = 0;
     if (!u) return;
     const Reach reach = reach_of(a, *u);
@@ -692,7 +705,7 @@ bool attend_tile(const AttentionArgs& a, const AttentionUnit& u, Products& produ
     for (int64_t r = row0; r < row1; ++r) {
         const Span span = seen(a, first_end, r, start);
         for (int64_t h = r * group; h < (r + 1) * group; ++h) {
-            for (int i = 0; i < A::kOfSoftmax; i += 4) fetch<4>(*s.ahead);
+            for (int i = 0; i < A::kOfSoftmax; i += 4) fetch<4>(*s.ahead, s.ahead->at);
             float* scores = s.scores + h * kTokenTile;
             const float unit = kExact<F> ? s.q_scales[h] : 1.0f;
             float* scale = s.scales + h;

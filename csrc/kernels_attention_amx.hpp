@@ -99,7 +99,7 @@ inline void score_groups(const uint16_t* q, int64_t depth, int64_t size, const u
     if constexpr (kBoth) OCTAVO_TILE_ZERO(2);
     if constexpr (kBoth && kTwo) OCTAVO_TILE_ZERO(3);
     for (int64_t i = 0; i < depth; i += kDepthStep) {
-        fetch<8>(ahead);
+        fetch<8>(ahead, ahead.at);
         multiply_tiles<kBoth, kTwo>(q + i, depth, size, keys[0] + i * kTokenGroup, kTwo ? keys[1] + i * kTokenGroup : nullptr);
     }
     store_tiles<kBoth, kTwo>(scores, kTokenTile, size);
@@ -138,7 +138,7 @@ inline void lay_values(const Tile<uint16_t>& tile, int64_t width, Span span, uin
             for (int64_t i = 0; i < group; i += 2, pairs += kLine) {
                 uint16_t* line = pairs;
                 for (int64_t column = 0; column < width; column += 64) {
-                    fetch<4>(ahead);
+                    fetch<4>(ahead, ahead.at);
                     for (int64_t c = column; c < min64(column + 64, width); c += 16, line += kPairs * kLine, from += kLine) {
                         __builtin_memcpy(line, from, kBytes);
                     }
