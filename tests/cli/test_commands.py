@@ -249,6 +249,7 @@ _INTERRUPTED = """
 import readline, signal, sys, threading, time
 from octavo.commands.chat import ask
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests run in the background, with it ignored
 def interrupt():
     time.sleep(0.5)
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # not the thread that waits
