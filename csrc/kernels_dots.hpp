@@ -111,24 +111,38 @@ template <int kStride, int kLow, int R, int V> inline __attribute__((always_inli
     }
 }
 
-// The same for one half of a group's inputs, with 5 or 6 bits.
+// The same for one half of a group's inputs, with 5 or 6 bits. Sums of four lines, or of two, fit 16 bits: 4 * 2 * 31 * 127 and
+// 2 * 2 * 63 * 127.
 template <int kStride, int kLow, int kBits, int kHalf, bool kUnpacked, int R, int V>
 inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const char* x, const char* w) {
+    constexpr int kLines = kBits == 5 ? 4 : 2;
 #pragma GCC unroll 16
-    for (int i = 0; i < 4; ++i) {
-        constexpr int kFirst = 4 * kHalf;
-        Eights weights[V];
+    for (int first = 4 * kHalf; first < 4 * kHalf + 4; first += kLines) {
+        Fours sums[R][V];
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) {
-            const char* half = w + place_of_column(kBitsRead<kBits, kUnpacked>, v * W);
-            if constexpr (kUnpacked) weights[v] = dsmall(dload(half + (kFirst + i) * kLine));
-            else weights[v] = dsmall(values_of_line<kBits>(half, kFirst + i));
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+            for (int v = 0; v < V; ++v) sums[r][v] = dstart4(dots[r][v]);
+        }
+#pragma GCC unroll 16
+        for (int line = first; line < first + kLines; ++line) {
+            Bytes weights[V];
+#pragma GCC unroll 16
+            for (int v = 0; v < V; ++v) {
+                const char* half = w + place_of_column(kBitsRead<kBits, kUnpacked>, v * W);
+                weights[v] = kUnpacked ? dload(half + line * kLine) : values_of_line<kBits>(half, line);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                const Quad quad = dquad4(word_at(x + row_place<kStride, kLow>(r) + line * 4));
+#pragma GCC unroll 16
+                for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], weights[v], quad);
+            }
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            const Quad8 quad = dquad8(word_at(x + row_place<kStride, kLow>(r) + (kFirst + i) * 4));
 #pragma GCC unroll 16
-            for (int v = 0; v < V; ++v) dots[r][v] = ddot8(dots[r][v], weights[v], quad);
+            for (int v = 0; v < V; ++v) dots[r][v] = dend4(dots[r][v], sums[r][v]);
         }
     }
 }

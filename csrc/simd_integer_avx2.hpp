@@ -6,8 +6,6 @@ using Bytes = __m256i;
 constexpr int kIntegerRows = 6, kDotsOfLevels = 4, kRowsAlone = 6, kRowsAloneEight = 6, kRowsAtMemory = 0;
 constexpr bool kFused = true; // vfma rounds once
 constexpr bool kGroupPairs = false; // they gain nothing
-// Vectors of outputs that a tile of so many rows takes at once.
-constexpr int vecs_of(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
 inline Dots dzero() { return _mm256_setzero_si256(); }
 inline Dots dset(int32_t x) { return _mm256_set1_epi32(x); }
@@ -72,8 +70,10 @@ using Quad8 = __m256i;
 inline Quad dquad4(int32_t x) { return _mm256_set1_epi32(x); }
 inline Quad8 dquad8(int32_t x) { return _mm256_set1_epi32(x); }
 
+// Vectors of outputs that a tile of so many rows takes at once.
 #ifdef OCTAVO_VNNI
 
+constexpr int vecs_of(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 constexpr const char* kMultiplyBytes = "vpdpbusd ymm";
 using Eights = __m256i;
 constexpr bool kShifted = true; // 8 bits are multiplied as value + 128
@@ -81,11 +81,12 @@ inline Fours ddot4(Fours acc, Bytes w, Quad x) { return _mm256_dpbusd_avx_epi32(
 inline Fours dstart4(Dots before) { return before; }
 inline Dots dend4(Dots, Fours sums) { return sums; }
 inline Eights deights(Bytes w) { return w; }
-inline Eights dsmall(Bytes w) { return w; } // as they are, below 128
 inline Dots ddot8(Dots acc, Eights w, Quad8 x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
 
 #else
 
+// Reading an activation costs as much as a product with it, so each meets two, though sums then have to leave their registers.
+constexpr int vecs_of(int64_t rows) { return rows == 1 ? 4 : 2; }
 constexpr const char* kMultiplyBytes = "vpmaddubsw ymm";
 struct Eights {
     __m256i values, magnitudes;
@@ -96,7 +97,7 @@ inline __m256i dhere(__m256i sum) {
     __asm__("" : "+x"(sum));
     return sum;
 }
-// Those of a whole group fit 16 bits: 8 * 2 * 15 * 127.
+// Sums of as many as fit 16 bits, which those of a whole group of 4 bits do: 8 * 2 * 15 * 127.
 inline Fours ddot4(Fours acc, Bytes w, Quad x) { return dhere(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x))); }
 inline Fours dstart4(Dots) { return dzero(); }
 inline Dots dend4(Dots before, Fours sums) { return dadd(before, _mm256_madd_epi16(sums, _mm256_set1_epi16(1))); }
@@ -104,7 +105,6 @@ inline Eights deights(Bytes w) {
     const __m256i values = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
     return {values, _mm256_abs_epi8(values)};
 }
-inline Eights dsmall(Bytes w) { return {w, w}; } // as they are, below 128
 // Magnitudes with the activations that bear the weights' signs: 2 * 128 * 127 fits 16 bits.
 inline Dots ddot8(Dots acc, Eights w, Quad8 x) {
     const __m256i pairs = _mm256_maddubs_epi16(w.magnitudes, _mm256_sign_epi8(x, w.values));

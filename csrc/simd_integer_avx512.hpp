@@ -78,7 +78,6 @@ using Eights = __m512i;
 constexpr bool kShifted = true; // 8 bits are multiplied as value + 128
 inline Quad dquad4(int32_t x) { return _mm512_set1_epi32(x); }
 inline Eights deights(Bytes w) { return w; }
-inline Eights dsmall(Bytes w) { return w; } // as they are, below 128
 
 #ifdef OCTAVO_VNNI
 
@@ -108,7 +107,7 @@ inline Quad8 dquad8(int32_t x) {
     const __m512i all = _mm512_set1_epi32(x);
     return {_mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8), _mm512_srai_epi16(all, 8)};
 }
-// Those of a whole group fit 16 bits: 8 * 2 * 15 * 127.
+// Sums of as many as fit 16 bits, which those of a whole group of 4 bits do: 8 * 2 * 15 * 127.
 inline Fours ddot4(Fours acc, Bytes w, Quad x) { return dhere(_mm512_add_epi16(acc, _mm512_maddubs_epi16(w, x))); }
 inline Fours dstart4(Dots) { return dzero(); }
 inline Dots dend4(Dots before, Fours sums) { return dadd(before, _mm512_madd_epi16(sums, _mm512_set1_epi16(1))); }

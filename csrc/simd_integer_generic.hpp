@@ -94,7 +94,6 @@ inline Dots dpairs(ShortVec w, ShortVec x) {
     return ((products << 16) >> 16) + (products >> 16);
 }
 inline Eights deights(Bytes w) { return w; }
-inline Eights dsmall(Bytes w) { return w; } // as they are, below 128
 inline Dots ddot8(Dots acc, Eights w, Quad8 x) {
     ShortVec even = reinterpret_cast<ShortVec>(w & 0x00FF00FFu), odd = reinterpret_cast<ShortVec>((w >> 8) & 0x00FF00FFu);
     return acc + dpairs(even, x.even) + dpairs(odd, x.odd);

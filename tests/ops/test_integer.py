@@ -278,6 +278,32 @@ def test_many_groups_in_several_passes_are_what_the_reference_computes(isa: str,
 
 @pytest.mark.parametrize(("isa", "kernels"), KERNELS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bits", [8, 16])
+def test_sums_of_the_largest_values_fit(isa: str, kernels: str, kind: str, bits: int) -> None:
+    n, groups = 37, 3
+    scales = np.full((n, groups * (2 if kind == "int6" else 1)), 0.01, np.float16)
+    shape = n, groups * GROUP
+    least, most, dtype = {
+        "int8": (-128, 127, np.int8),
+        "int6": (-32, 31, np.int8),
+        "int5": (0, 31, np.uint8),
+        "int4": (0, 0xFF, np.uint8),
+    }[kind]
+    values = np.full((n, groups * GROUP // 2) if kind == "int4" else shape, most, dtype)
+    values[::2] = least
+    layout: Any = {"int8": Int8Group, "int6": Int6Group, "int5": Int5Group, "int4": Int4Group}[kind]
+    weight = layout(values, scales, *([0 * scales] if kind in ("int4", "int5") else []))
+    reference, backend = ReferenceBackend(activation_bits=bits), device(isa, kernels, "float32", bits=bits)
+    for m in (1, 2, 4, 6, 13, 40):
+        x = np.full((m, groups * GROUP), 3, np.float32)
+        x[1::2] = -3
+        expected = reference.ops.linear(x, reference.weight(weight))
+        found = np.array(backend.ops.linear(x, backend.weight(weight)))
+        np.testing.assert_allclose(found, expected, rtol=1e-3)  # scales of pairs are whole numbers
+
+
+@pytest.mark.parametrize(("isa", "kernels"), KERNELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_activations_in_16_bits_cost_no_accuracy(isa: str, kernels: str, kind: str) -> None:
     plain, x = normal(1, 200, 640), normal(2, 20, 640)
     weight = quantize_int4(plain) if kind == "int4" else quantize_int8(plain)
