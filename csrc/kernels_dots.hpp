@@ -52,17 +52,39 @@ template <int kBits> void unpack_group(const char* w, char* to) {
 // Where the bytes of a row are: rows are `kStride` bytes apart, or if kLow is not 0 two by two, that far from each other.
 template <int kStride, int kLow> constexpr int row_place(int r) { return kLow ? r / 2 * kStride + r % 2 * kLow : r * kStride; }
 
+// Sums of lines on their way to dots, for R rows as above and V vectors of outputs: they start, a line's weights are added with its
+// activations, and they become dots with those that there were.
+template <int R, int V> inline __attribute__((always_inline)) void start_sums(Fours (&sums)[R][V], const Dots (&dots)[R][V]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) sums[r][v] = dstart4(dots[r][v]);
+    }
+}
+template <int kStride, int kLow, int R, int V>
+inline __attribute__((always_inline)) void add_line(Fours (&sums)[R][V], const Bytes (&weights)[V], const char* x, int line) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        const Quad quad = dquad4(word_at(x + row_place<kStride, kLow>(r) + line * 4));
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], weights[v], quad);
+    }
+}
+template <int R, int V> inline __attribute__((always_inline)) void end_sums(Dots (&dots)[R][V], const Fours (&sums)[R][V]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) dots[r][v] = dend4(dots[r][v], sums[r][v]);
+    }
+}
+
 // The exact dots of a group's bytes at x, for R rows as above and V vectors of outputs, `w` being those of the first vector. They are
 // added to those that are given.
 template <int kStride, int kLow, bool kUnpacked, int R, int V>
 inline __attribute__((always_inline)) void dot_bytes4(Dots (&dots)[R][V], const char* x, const char* w) {
     constexpr int kLines = 4;
     Fours sums[R][V];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) sums[r][v] = dstart4(dots[r][v]);
-    }
+    start_sums(sums, dots);
 #pragma GCC unroll 16
     for (int line = 0; line < kLines; ++line) {
         Bytes low[V], high[V];
@@ -73,24 +95,10 @@ inline __attribute__((always_inline)) void dot_bytes4(Dots (&dots)[R][V], const 
             low[v] = kUnpacked ? raw : dlow(raw);
             high[v] = kUnpacked ? dload(at + kLines * kLine) : dhigh(raw);
         }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            const Quad quad = dquad4(word_at(x + row_place<kStride, kLow>(r) + line * 4));
-#pragma GCC unroll 16
-            for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], low[v], quad);
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            const Quad quad = dquad4(word_at(x + row_place<kStride, kLow>(r) + (line + kLines) * 4));
-#pragma GCC unroll 16
-            for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], high[v], quad);
-        }
+        add_line<kStride, kLow>(sums, low, x, line);
+        add_line<kStride, kLow>(sums, high, x, line + kLines);
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) dots[r][v] = dend4(dots[r][v], sums[r][v]);
-    }
+    end_sums(dots, sums);
 }
 
 template <int kStride, int kLow, int R, int V> inline __attribute__((always_inline)) void dot_bytes8(Dots (&dots)[R][V], const char* x, const char* w) {
@@ -119,11 +127,7 @@ inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const ch
 #pragma GCC unroll 16
     for (int first = 4 * kHalf; first < 4 * kHalf + 4; first += kLines) {
         Fours sums[R][V];
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-            for (int v = 0; v < V; ++v) sums[r][v] = dstart4(dots[r][v]);
-        }
+        start_sums(sums, dots);
 #pragma GCC unroll 16
         for (int line = first; line < first + kLines; ++line) {
             Bytes weights[V];
@@ -132,18 +136,9 @@ inline __attribute__((always_inline)) void dot_half(Dots (&dots)[R][V], const ch
                 const char* half = w + place_of_column(kBitsRead<kBits, kUnpacked>, v * W);
                 weights[v] = kUnpacked ? dload(half + line * kLine) : values_of_line<kBits>(half, line);
             }
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) {
-                const Quad quad = dquad4(word_at(x + row_place<kStride, kLow>(r) + line * 4));
-#pragma GCC unroll 16
-                for (int v = 0; v < V; ++v) sums[r][v] = ddot4(sums[r][v], weights[v], quad);
-            }
+            add_line<kStride, kLow>(sums, weights, x, line);
         }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-            for (int v = 0; v < V; ++v) dots[r][v] = dend4(dots[r][v], sums[r][v]);
-        }
+        end_sums(dots, sums);
     }
 }
 
