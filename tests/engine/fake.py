@@ -384,6 +384,7 @@ class Scenario:
             patch.setattr(PromptLookup, "propose", lambda lookup, *known: self.draft(*known))
             patch.setattr(StepCost, "price", lambda cost, sequences: self.rng.random())
             patch.setattr(StepCost, "growth", lambda cost, sequences: self.rng.random() ** 4)
+            patch.setattr("octavo.engine.engine.GRAMMAR_WAIT", 0.0)  # they come when the scenario says so
             self._loop(check_every_step)
         self._verify()
 

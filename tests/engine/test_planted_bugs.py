@@ -19,9 +19,18 @@ BEAM, SEQUENCE = "engine/beam.py", "engine/sequence.py"
 STOPPING, PARAMS = "engine/stopping.py", "sampling_params.py"
 
 
+# A test that fails need not look for the smallest way to fail.
+CONFTEST = """
+from hypothesis import Phase, settings
+
+settings.register_profile("any failure", phases=[Phase.generate])
+settings.load_profile("any failure")
+"""
+
+
 @dataclass(frozen=True)
 class Bug:
-    """Replace ``good`` by ``bad`` in ``file``."""
+    """Replace ``good`` by ``bad`` in ``file``. ``caught_by``: the hunt, or this file of tests/memory."""
 
     name: str
     file: str
@@ -72,7 +81,9 @@ BUGS = [
         "            del self._by_hash[block.hash]\n            block.hash = None\n            self._num_cached_free -= 1",
         "            self._num_cached_free -= 1",
     ),
-    Bug("a rewritten block that can still be found", MANAGER, "self.device.retract(target)", "pass", "memory"),
+    Bug(
+        "a rewritten block that can still be found", MANAGER, "self.device.retract(target)", "pass", "test_kv_cache_manager.py"
+    ),
     Bug(
         "a fork that forgets the reference",
         MANAGER,
@@ -201,7 +212,13 @@ BUGS = [
         "if True:",
         kv_allocation="orca-oracle",
     ),
-    Bug("buddies that are not merged", BUDDY, "while self._take(order,", "while False and self._take(order,", "memory"),
+    Bug(
+        "buddies that are not merged",
+        BUDDY,
+        "while self._take(order,",
+        "while False and self._take(order,",
+        "test_contiguous.py",
+    ),
     Bug(
         "a batch that never opens again",
         BATCHING,
@@ -224,6 +241,7 @@ def test_planted_bug_is_caught(bug: Bug, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "octavo", tmp_path / "octavo", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for part in ("engine", "memory"):
         shutil.copytree(ROOT / "tests" / part, tmp_path / "tests" / part, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tests" / "conftest.py").write_text(CONFTEST)
     path = tmp_path / bug.file if bug.file.startswith("tests/") else tmp_path / "octavo" / bug.file
     text = path.read_text()
     assert text.count(bug.good) == 1, f"{bug.name}: the code to break has changed"
@@ -232,7 +250,7 @@ def test_planted_bug_is_caught(bug: Bug, tmp_path: Path) -> None:
     module = (
         ["tests.engine.hunt", "6000", bug.kv_allocation]
         if bug.caught_by == "hunt"
-        else ["pytest", "-q", "-p", "no:cacheprovider", "tests/memory"]
+        else ["pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/memory/{bug.caught_by}"]
     )
     run = subprocess.run(
         [sys.executable, "-m", *module], check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
