@@ -1,6 +1,7 @@
 // The Python face of recorded programs.
 #include "bindings.hpp"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -24,6 +25,7 @@ void bind_program(nb::module_& module, nb::class_<Device>& device) {
         .def("end_recording", &Device::end_recording)
         .def("start", &Device::start, "program"_a, "inputs"_a, "cuts"_a = Program::Cuts{})
         .def("finish", &Device::finish, "program"_a)
+        .def("go_on", &Device::go_on, "program"_a, "result"_a, "inputs"_a, "cuts"_a, "gaps"_a, "rows"_a)
         .def("wait", &Device::wait);
 }
 

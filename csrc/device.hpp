@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "arrays.hpp"
@@ -84,6 +85,10 @@ public:
     // cuts: see Program::load.
     void start(Program& program, const std::vector<nb::object>& inputs, const Program::Cuts& cuts);
     void finish(Program& program);
+    // Finishes a program and starts it again, with values of its int32[R] result, those of `rows`, in the gaps of the first input.
+    // Returns that result, and how many seconds it took.
+    std::pair<std::vector<int32_t>, double> go_on(Program& program, nb::handle result, const std::vector<nb::object>& inputs,
+                                                  const Program::Cuts& cuts, const std::vector<int64_t>& gaps, const std::vector<int64_t>& rows);
     // Until nothing runs that was started, whatever came of it. In a forked process nothing does.
     void wait();
 

@@ -65,6 +65,34 @@ void Device::finish(Program& program) {
     program.rethrow();
 }
 
+std::pair<std::vector<int32_t>, double> Device::go_on(Program& program, nb::handle result, const std::vector<nb::object>& inputs,
+                                                      const Program::Cuts& cuts, const std::vector<int64_t>& gaps,
+                                                      const std::vector<int64_t>& rows) {
+    check(program.is_of(arrays_), "the program is another device's");
+    check(&program != program_, "the program is still being recorded");
+    check(gaps.size() == rows.size(), "go_on: there must be one row for each gap");
+    const std::vector<Array> arrays = program.check_inputs(inputs);
+    const Array found = arrays_.read(result, "result", Type::int32, 1);
+    const Size size = program.rows_of(found);
+    std::vector<int32_t> values, wanted;
+    double seconds = 0;
+    run([&] {
+        if (program.has_failed()) return;
+        values.assign(found.ints(), found.ints() + size.now());
+        seconds = program.seconds();
+        for (const int64_t row : rows) {
+            check(row >= 0 && row < size.now(), "go_on: row out of range");
+            wanted.push_back(values[row]);
+        }
+        program.load(arrays, cuts);
+        program.fill(gaps, wanted);
+        pool_.start([this, &program] { program.run(pool_); });
+    });
+    if (program.has_failed()) running_.reset();
+    program.rethrow();
+    return {std::move(values), seconds};
+}
+
 void Device::wait() {
     if (pool_.is_at_home()) run([] {});
     running_.reset();

@@ -99,6 +99,14 @@ void Program::load(const std::vector<Array>& inputs, const Cuts& cuts) {
     }
 }
 
+void Program::fill(const std::vector<int64_t>& gaps, const std::vector<int32_t>& values) {
+    auto* to = reinterpret_cast<int32_t*>(inputs_.at(0)->data);
+    for (size_t i = 0; i < gaps.size(); ++i) {
+        if (gaps[i] < 0 || gaps[i] >= inputs_[0]->rows) throw std::invalid_argument("a gap lies outside the first input");
+        to[gaps[i]] = std::max(values[i], 0);
+    }
+}
+
 void Program::run(ThreadPool& pool) {
     const auto begin = std::chrono::steady_clock::now();
     try {

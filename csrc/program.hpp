@@ -89,8 +89,11 @@ public:
     // where its rows are cut into lanes, as often in each; nothing: they are not.
     void load(const std::vector<Array>& inputs, const Cuts& cuts);
     void run(ThreadPool& pool);
+    bool has_failed() const { return failure_ != nullptr; }
     // Throws what went wrong in the last run, once.
     void rethrow();
+    // Writes into the first input, as it was loaded last: what is negative as 0. Throws std::invalid_argument for a place outside.
+    void fill(const std::vector<int64_t>& gaps, const std::vector<int32_t>& values);
     // That the last run took.
     double seconds() const { return seconds_; }
     // The rows of a result that the last run computed, or will have.

@@ -194,6 +194,19 @@ class Device:
         """Take part in the ops of the program that was started until they are done. Its results are then those of the inputs.
         Raises what went wrong in it, once; returns at once if none was started."""
 
+    def go_on(
+        self,
+        program: Program,
+        result: np.ndarray,
+        inputs: Sequence[np.ndarray],
+        cuts: Sequence[Sequence[int]],
+        gaps: Sequence[int],
+        rows: Sequence[int],
+    ) -> tuple[list[int], float]:
+        """``finish()`` and ``start()`` of the same program, with nothing between them: value ``rows[i]`` of its int32[R]
+        result, or 0 if it is negative, becomes value ``gaps[i]`` of the first input. Returns that result and the seconds it
+        took. Raises what went wrong, and ``ValueError`` for indices out of range; then nothing runs."""
+
     def wait(self) -> None:
         """Take part in what was started, of whatever program, until it is done. Raises nothing of it."""
 

@@ -14,6 +14,7 @@ import pytest
 from octavo import build, build_resolve
 from octavo.backends.base import Backend
 from octavo.backends.cpu import lanes
+from octavo.backends.cpu.recorded import RecordedForward
 from octavo.backends.cpu.topology import default_threads
 from octavo.config import EngineConfig, KVAllocation, KVCacheDtype, ModelConfig
 from octavo.engine import speculation
@@ -24,6 +25,7 @@ from octavo.models import Model, load_model
 from octavo.request import Request
 from octavo.sampling_params import BeamSearch, SamplingParams
 from octavo.weights.checkpoint import open_checkpoint
+from octavo.worker.isolation import Isolate
 
 MAX_MODEL_LEN = 384
 Outputs = dict[tuple[str, int], tuple[list[int], list[tuple[object, ...]]]]
@@ -97,6 +99,13 @@ def requests() -> list[Request]:
     return made + beam_requests(prompts)
 
 
+def greedy_requests(*, max_tokens: int) -> list[Request]:
+    """All that is wanted of them is their tokens."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    prompts = [[(5 * j + i) % 300 + 400 for j in range(9)] for i in range(5)]
+    return [Request(id=f"r{i}", prompt_token_ids=ids, params=params, seed=0, arrival_time=0.0) for i, ids in enumerate(prompts)]
+
+
 def beam_requests(prompts: list[list[int]]) -> list[Request]:
     """Searches of several widths, from prompts that others use too; the middle one has what is computed on the host."""
     searches = (
@@ -111,7 +120,7 @@ def beam_requests(prompts: list[list[int]]) -> list[Request]:
     return made
 
 
-def engine_with(loaded: LoadedModel, *, num_blocks: int = 400, **changes: Any) -> Engine:
+def engine_with(loaded: LoadedModel, *, num_blocks: int = 400, isolate: Isolate | None = None, **changes: Any) -> Engine:
     plain = {"async_scheduling": False, "enable_prefix_caching": False, "spec_method": "none", "swap_space": 0.25}
     settings: dict[str, Any] = {**plain, **changes}
     settings["kv_cache_dtype"] = loaded.kv_cache_dtype
@@ -127,7 +136,7 @@ def engine_with(loaded: LoadedModel, *, num_blocks: int = 400, **changes: Any) -
         max_model_len=MAX_MODEL_LEN,
         weight_format=loaded.weight_format,
     )
-    return build.assemble(config, parts)
+    return build.assemble(config, parts, isolate=isolate)
 
 
 def run(engine: Engine, todo: list[Request], *, at_once: int = 1000) -> Outputs:
@@ -169,7 +178,7 @@ def test_in_lanes(loaded: LoadedModel, alone: Outputs, monkeypatch: pytest.Monke
     cut: list[int] = []
     monkeypatch.setattr(lanes, "LEAST_ROWS", 1)
     monkeypatch.setattr(lanes.Choice, "__init__", lambda choice: setattr(choice, "lanes", True))
-    monkeypatch.setattr(lanes.Choice, "took", lambda choice, seconds: cut.append(1))
+    monkeypatch.setattr(lanes.Choice, "took", lambda choice, seconds, in_lanes: cut.append(1))
     assert_same(run(engine_with(loaded, async_scheduling=True), requests()), alone)
     assert len(cut) > 20 or default_threads() == 1
 
@@ -244,14 +253,33 @@ def test_speculated(loaded: LoadedModel, alone: Outputs, monkeypatch: pytest.Mon
 def test_speculated_without_logits(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody wants more than the likeliest token it is found within the head, behind each draft, too."""
     monkeypatch.setattr(speculation.StepCost, "growth", lambda cost, sequences: 0.001)
-    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    prompts = [[(5 * j + i) % 300 + 400 for j in range(9)] for i in range(5)]
-    todo = [Request(id=f"r{i}", prompt_token_ids=ids, params=params, seed=0, arrival_time=0.0) for i, ids in enumerate(prompts)]
+    todo = greedy_requests(max_tokens=40)
     expected = run(engine_with(loaded), todo)
+    assert_same(run(engine_with(loaded, async_scheduling=True), todo), expected)
     for at_once in (1, 3):
         engine = engine_with(loaded, spec_method="ngram", async_scheduling=at_once == 3)
         assert_same(run(engine, todo, at_once=at_once), expected)
         assert engine.stats().accepted_draft_tokens > 30
+
+
+@pytest.mark.parametrize("loaded", ["bfloat16"], indirect=True)
+@pytest.mark.parametrize("begun", [False, True], ids=["before the next one", "with the next one begun"])
+def test_a_step_fails_and_is_computed_again(loaded: LoadedModel, begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third of those that begin the next one within their last call."""
+    todo, calls, go_on = greedy_requests(max_tokens=20), [], RecordedForward.go_on
+    expected = run(engine_with(loaded), todo)
+
+    def going_on(graph: RecordedForward, *args: Any) -> list[int]:
+        calls.append(args)
+        if len(calls) % 3:
+            return go_on(graph, *args)
+        if begun:
+            go_on(graph, *args)
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(RecordedForward, "go_on", going_on)
+    assert_same(run(engine_with(loaded, async_scheduling=True, isolate=Isolate()), todo), expected)
+    assert len(calls) > 9
 
 
 def test_another_number_of_threads(loaded: LoadedModel, alone: Outputs, smollm2_path: Path) -> None:

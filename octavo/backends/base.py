@@ -9,7 +9,7 @@ Shapes: T tokens in the step, R rows, H hidden size, V vocabulary. Residual stre
 An op's result is its own for as long as it is referenced; only where it says so does an op take over an argument's memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -142,6 +142,13 @@ class Graph(Protocol):
         """What the forward gives for the batch that was started last, once it is computed. Overwritten when the next starts.
 
         Raises what its ops raise."""
+        ...
+
+    def go_on(self, batch: Batch, gaps: Sequence[int], rows: Sequence[int]) -> list[int]:
+        """``result()`` of a forward that gives one token for each row, int32[R], and ``start(batch)``, with nothing between
+        them: ``input_ids[gaps[i]]`` is the token of row ``rows[i]``, or 0 if that is negative.
+
+        Raises what ops have raised, or ``ValueError`` for a batch beyond the capacity; then nothing is started."""
         ...
 
 

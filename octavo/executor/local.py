@@ -1,8 +1,8 @@
 """Runs steps in this process, one after another, on threads of the device.
 
 A step is computed while its caller plans the next one, which is prepared meanwhile and started as soon as the results of the
-one before are there: between two steps nothing is computed. Whoever asks for results takes part in computing them, so that no
-more threads work than there are cores. Owns the queue of steps.
+one before are there: the less is done between two steps, during which nothing is computed, the better. Whoever asks for results
+takes part in computing them, so that no more threads work than there are cores. Owns the queue of steps.
 """
 
 from collections import deque
@@ -20,11 +20,11 @@ class StepRunner(Protocol):
         ...
 
     def start(self, work: Any) -> None:
-        """Begin to compute; the step before is finished."""
+        """Begin to compute, if that has not been done; the step before is finished."""
         ...
 
-    def finish(self, work: Any) -> ModelOutput:
-        """Wait for what was started, and take part."""
+    def finish(self, work: Any, following: Any | None) -> ModelOutput:
+        """Wait for what was started, and take part. ``following``, the next step if it is known, may be begun at once."""
         ...
 
 
@@ -55,7 +55,7 @@ class LocalExecutor:
         """Finish the oldest step and start the one after it."""
         step = self._steps.popleft()
         try:
-            step.outcome = self._runner.finish(step.work)
+            step.outcome = self._runner.finish(step.work, self._steps[0].work if self._steps else None)
         except Exception as error:
             step.outcome = error
         finally:  # also when interrupted

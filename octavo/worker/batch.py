@@ -31,6 +31,11 @@ class StepArrays:
     _gaps: list[int]
     _gap_rows: list[int]
 
+    def gaps_of(self, drawn: dict[int, int]) -> tuple[list[int], list[int]]:
+        """The gaps that tokens drawn in rows ``drawn`` belong in, and what ``drawn`` has for the row of each."""
+        found = [(gap, drawn[row]) for gap, row in zip(self._gaps, self._gap_rows, strict=True) if row in drawn]
+        return [gap for gap, _ in found], [place for _, place in found]
+
     def fill(self, last_token: np.ndarray) -> None:
         """The tokens that were not known to the plan: those that were drawn last in their rows."""
         if self._gaps:

@@ -18,6 +18,7 @@ class Runner:
     def __init__(self, *, interrupt: int = -1) -> None:
         self.done: list[tuple[str, int]] = []
         self.interrupt = interrupt
+        self.following: dict[int, int | None] = {}
 
     def prepare(self, plan: SchedulerOutput) -> int:
         self.done.append(("prepare", plan.step_id))
@@ -26,7 +27,8 @@ class Runner:
     def start(self, work: int) -> None:
         self.done.append(("start", work))
 
-    def finish(self, work: int) -> ModelOutput:
+    def finish(self, work: int, following: int | None) -> ModelOutput:
+        self.following[work] = following
         if work == self.interrupt:
             raise KeyboardInterrupt
         self.done.append(("finish", work))
@@ -50,6 +52,7 @@ def test_steps_in_order_and_their_errors() -> None:
                     pending[number].result()
             else:
                 assert pending[number].result().step_id == number
+    assert runner.following == {**{number: number + 1 for number in range(19)}, 19: None}
     assert runner.done[21:] == [step for number in range(20) for step in (("start", number), ("finish", number))][1:]
     executor.shutdown()
     executor.shutdown()

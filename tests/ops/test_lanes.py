@@ -6,7 +6,7 @@ import pytest
 from octavo.backends.base import Array, Batch
 from octavo.backends.cpu import lanes
 from octavo.backends.cpu.backend import CpuBackend
-from octavo.backends.cpu.lanes import LEAST_ROWS, PERIOD, TRIES, Choice, Lanes
+from octavo.backends.cpu.lanes import LEAST_ROWS, PERIOD, TRIES, Choice, Lanes, Trial
 from octavo.quant.layouts import Dense
 from tests.ops.devices import DTYPES, ISAS, device, normal, same_bits
 from tests.ops.test_recorded import BATCHES, CAPACITY, KINDS, LENGTH, Tiny, batch_of, replay
@@ -20,13 +20,13 @@ def decoding(count: int) -> Batch:
 
 def test_only_batches_of_a_token_each_are_cut() -> None:
     one, two, four = lanes_at_once(1), lanes_at_once(2), lanes_at_once(4)
-    assert one.cuts(decoding(33)) == four.cuts(decoding(4 * LEAST_ROWS - 1)) == []
-    assert two.cuts(batch_of([2] + [1] * 16, [2] * 17)) == []
-    assert two.cuts(decoding(17)) == [[8]] * 3
-    assert four.cuts(decoding(33)) == [[8, 16, 24]] * 3
+    assert one.trial(decoding(33)) == four.trial(decoding(4 * LEAST_ROWS - 1)) == Trial()
+    assert two.trial(batch_of([2] + [1] * 16, [2] * 17)) == Trial()
+    assert two.trial(decoding(17)).cuts == [[8]] * 3
+    assert four.trial(decoding(33)).cuts == [[8, 16, 24]] * 3
     some = decoding(20)
     some.logits_rows = np.array([0, 3, 9, 10, 19], np.int32)
-    assert two.cuts(some) == [[10], [10], [3]]
+    assert two.trial(some).cuts == [[10], [10], [3]]
 
 
 def lanes_at_once(num_threads: int) -> Lanes:
@@ -42,7 +42,7 @@ def steps(choice: Choice, seconds: tuple[float, float], count: int) -> list[bool
     were = []
     for _ in range(count):
         were.append(choice.lanes)
-        choice.took(seconds[choice.lanes])
+        choice.took(seconds[choice.lanes], in_lanes=choice.lanes)
     return were
 
 
@@ -72,15 +72,26 @@ def test_what_is_nearly_the_same_stays_as_it_is() -> None:
 def test_one_slow_step_decides_nothing() -> None:
     choice = Choice()
     for seconds in (1.0, 0.9, 1.0, 9.0, 1.0, 0.9):
-        choice.took(seconds)
+        choice.took(seconds, in_lanes=choice.lanes)
     assert choice.lanes
+
+
+def test_a_step_that_has_begun_before_counts_as_what_it_was() -> None:
+    for seconds, best in (((1.0, 0.9), True), ((1.0, 1.1), False)):
+        choice = Choice()
+        under_way = choice.lanes
+        for _ in range(3 * TRIES + PERIOD // 2):
+            following = choice.lanes
+            choice.took(seconds[under_way], in_lanes=under_way)
+            under_way = following
+        assert choice.lanes == best
 
 
 @pytest.fixture
 def in_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever can be is computed in lanes."""
     monkeypatch.setattr(lanes, "LEAST_ROWS", 1)
-    monkeypatch.setattr(Choice, "took", lambda choice, seconds: None)
+    monkeypatch.setattr(Choice, "took", lambda choice, seconds, in_lanes: None)
     monkeypatch.setattr(Choice, "__init__", lambda choice: setattr(choice, "lanes", True))
 
 
@@ -150,10 +161,10 @@ def test_memory_of_rows_is_not_used_for_other_rows() -> None:
 def test_cuts_that_no_lanes_could_be_are_refused(cuts: list[list[int]], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Tiny(CpuBackend(compute_dtype="float32", num_threads=2), "dense")
     graph = model.backend.capture(model.forward, CAPACITY)
-    monkeypatch.setattr(Lanes, "cuts", lambda lanes, batch: cuts)
+    monkeypatch.setattr(Lanes, "trial", lambda lanes, batch: Trial(cuts))
     with pytest.raises(ValueError, match=message):
         replay(graph, BATCHES[1])
-    monkeypatch.setattr(Lanes, "cuts", lambda lanes, batch: [])
+    monkeypatch.setattr(Lanes, "trial", lambda lanes, batch: Trial())
     assert all(np.isfinite(result).all() for result in replay(graph, BATCHES[0]))
 
 
@@ -166,8 +177,8 @@ def test_a_lane_gathers_no_row_of_another(monkeypatch: pytest.MonkeyPatch) -> No
         return (backend.ops.gather_rows(backend.ops.embedding(batch.input_ids, table), batch.logits_rows),)
 
     graph, batch = backend.capture(forward, CAPACITY), batch_of([1] * 6, [3] * 6)
-    monkeypatch.setattr(Lanes, "cuts", lambda lanes, batch: [[3], [3], [2]])
+    monkeypatch.setattr(Lanes, "trial", lambda lanes, batch: Trial([[3], [3], [2]]))
     with pytest.raises(ValueError, match=r"row out of range: values must be in \[3, 6\), found 2"):
         replay(graph, batch)
-    monkeypatch.setattr(Lanes, "cuts", lambda lanes, batch: [[3], [3], [3]])
+    monkeypatch.setattr(Lanes, "trial", lambda lanes, batch: Trial([[3], [3], [3]]))
     assert len(replay(graph, batch)[0]) == 6

@@ -1,5 +1,6 @@
 """Recorded forwards: the bits of the eager path for every number of rows, and refusals instead of memory that is not theirs."""
 
+import copy
 import gc
 import os
 import subprocess
@@ -199,6 +200,70 @@ def test_what_was_started_is_done_before_anything_else(model: Tiny) -> None:
             between.join()
         graph.start(whole[0])  # nobody asks for its results
         assert same_bits(replay(graph, whole[1])[0], expected[1][0])
+
+
+def greedy(model: Tiny, batch: Batch) -> tuple[Array, ...]:
+    return (model.forward(batch)[3],)
+
+
+def going_on(backend: Backend) -> tuple[Tiny, Graph]:
+    model = Tiny(backend, "dense")
+    return model, backend.capture(partial(greedy, model), CAPACITY)
+
+
+FIRST, SECOND = batch_of([20, 1, 17], [20, 1, 17]), batch_of([3, 1], [3, 1])
+"""They read nothing that others have left in the cache."""
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2, 3])
+def test_going_on_is_a_result_and_a_start(threads: int) -> None:
+    """Of any number of threads, and of the reference."""
+    _, graph = going_on(
+        CpuBackend(compute_dtype="float32", num_threads=threads) if threads else ReferenceBackend(compute_dtype="float32")
+    )
+    first, filled = np.array(replay(graph, FIRST)[0]).tolist(), copy.copy(SECOND)
+    filled.input_ids = SECOND.input_ids.copy()
+    filled.input_ids[[2, 3]] = first[2], first[0]
+    second = np.array(replay(graph, filled)[0]).tolist()
+    assert len({*first, *second}) > 3
+    for _ in range(50 if threads else 1):
+        graph.start(FIRST)
+        for _ in range(2):
+            unfilled = copy.copy(SECOND)
+            unfilled.input_ids = SECOND.input_ids.copy()
+            assert graph.go_on(unfilled, [2, 3], [2, 0]) == first
+            assert graph.go_on(FIRST, [], []) == second
+        assert np.array(graph.result()[0]).tolist() == first
+
+
+def test_a_row_without_a_token_goes_on_with_the_first_token(model: Tiny) -> None:
+    broken, graph = going_on(model.backend)
+    np.asarray(broken.bias)[:] = np.nan
+    graph.start(FIRST)
+    assert graph.go_on(SECOND, [2], [1]) == [-1] * 3
+    assert np.array(graph.result()[0]).tolist() == [-1] * 2
+
+
+def test_what_cannot_go_on_does_not_begin(model: Tiny) -> None:
+    _, graph = going_on(model.backend)
+    expected = np.array(replay(graph, FIRST)[0]).tolist()
+    for gaps, rows, message in (
+        ([0], [], "one row"),
+        ([4], [0], "outside"),
+        ([-1], [0], "outside"),
+        ([0], [3], "out of range"),
+    ):
+        graph.start(FIRST)
+        with pytest.raises(ValueError, match=message):
+            graph.go_on(SECOND, gaps, rows)
+    with pytest.raises(ValueError, match="larger than the program's"):
+        graph.go_on(batch_of([41], [41]), [], [])
+    wrong = batch_of([3], [3])
+    wrong.positions = np.array([0, 1, LENGTH], np.int32)
+    graph.start(wrong)
+    with pytest.raises(ValueError, match="position out of range"):
+        graph.go_on(SECOND, [0], [0])
+    assert np.array(replay(graph, FIRST)[0]).tolist() == expected
 
 
 def test_an_error_is_told_by_whoever_asks_for_results(model: Tiny) -> None:

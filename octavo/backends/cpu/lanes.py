@@ -5,6 +5,7 @@ faster depends on the processor, the model, the number of rows, and on how far a
 changes while a server runs; so both are tried, now and then. Results are the same bits.
 """
 
+from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
@@ -31,29 +32,32 @@ class Lanes:
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
         self._choices: dict[int, Choice] = {}
-        self._running: tuple[Choice, int] | None = None
 
-    def cuts(self, batch: Batch) -> list[list[int]]:
-        """Of the batch's tokens, its sequences and the rows whose logits are wanted: where the lanes after the first begin.
-        Nothing: it is computed as one. Only batches with one token of each sequence have lanes, which nobody else reads."""
-        self._running = None
+    def trial(self, batch: Batch) -> "Trial":
+        """How the batch is to be computed. Only batches with one token of each sequence have lanes, which nobody else reads."""
         count = len(batch.seq_lens)
         if len(batch.input_ids) != count or self._num_threads == 1 or count < self._num_threads * LEAST_ROWS:
-            return []
+            return Trial()
         choice = self._choices.setdefault(count.bit_length(), Choice())
-        self._running = choice, count
         if not choice.lanes:
-            return []
+            return Trial([], choice, count)
         begins = [count * lane // self._num_threads for lane in range(1, self._num_threads)]
         wanted = begins if len(batch.logits_rows) == count else np.searchsorted(batch.logits_rows, begins).tolist()
-        return [begins, begins, wanted]
+        return Trial([begins, begins, wanted], choice, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Of one batch. ``cuts``: of its tokens, its sequences and the rows whose logits are wanted, where the lanes after the
+    first begin; nothing: it is computed as one. ``choice``: who wants to know what came of it."""
+
+    cuts: list[list[int]] = field(default_factory=list)
+    choice: "Choice | None" = None
+    num_rows: int = 0
 
     def took(self, seconds: float) -> None:
-        """The batch whose cuts were asked for last."""
-        if self._running:
-            choice, count = self._running
-            self._running = None
-            choice.took(seconds / count)
+        if self.choice:
+            self.choice.took(seconds / self.num_rows, in_lanes=bool(self.cuts))
 
 
 class Choice:
@@ -66,12 +70,12 @@ class Choice:
         self._period = PERIOD
         self._times: tuple[list[float], list[float]] = ([], [])
 
-    def took(self, seconds: float) -> None:
-        """The step that ``lanes`` was for, for each of its rows."""
+    def took(self, seconds: float, *, in_lanes: bool) -> None:
+        """A step, for each of its rows. The one after it may have begun."""
         if self._until_trial:
             self._until_trial -= 1
             return
-        self._times[self.lanes].append(seconds)
+        self._times[in_lanes].append(seconds)
         one, lanes = self._times
         if not one or not lanes or (len(lanes) < TRIES and min(lanes) < HOPELESS * median(one)):
             self.lanes = not self.lanes

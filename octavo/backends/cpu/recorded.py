@@ -5,12 +5,13 @@ of the eager path: a replay runs the very same code and gives the same bits. One
 """
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from octavo.backends.base import Array, Batch, BatchCapacity, Forward
-from octavo.backends.cpu.lanes import Lanes
+from octavo.backends.cpu.lanes import Lanes, Trial
 
 if TYPE_CHECKING:
     from octavo import _native
@@ -26,6 +27,7 @@ class RecordedForward:
         self._device = device
         self._program = program = device.new_program()
         self._lanes = Lanes(device.num_threads)
+        self._trial = Trial()
         batch = Batch(
             input_ids=program.input(TOKENS, capacity.tokens),
             positions=program.input(TOKENS, capacity.tokens),
@@ -43,8 +45,8 @@ class RecordedForward:
             device.end_recording()
         weakref.finalize(self, device.wait)  # at exit, too: a thread that still computes must not outlive the interpreter
 
-    def start(self, batch: Batch) -> None:
-        inputs: list[np.ndarray] = [
+    def _inputs(self, batch: Batch) -> list[np.ndarray]:
+        return [
             batch.input_ids,
             batch.positions,
             batch.slot_mapping,
@@ -54,9 +56,21 @@ class RecordedForward:
             batch.logits_rows,
             np.empty((len(batch.logits_rows), 0), np.int32) if batch.allowed is None else batch.allowed,
         ]
-        self._device.start(self._program, inputs, self._lanes.cuts(batch))
+
+    def start(self, batch: Batch) -> None:
+        trial = self._lanes.trial(batch)
+        self._device.start(self._program, self._inputs(batch), trial.cuts)
+        self._trial = trial
+
+    def go_on(self, batch: Batch, gaps: Sequence[int], rows: Sequence[int]) -> list[int]:
+        trial = self._lanes.trial(batch)
+        inputs = self._inputs(batch)
+        tokens, seconds = self._device.go_on(self._program, self._results[0], inputs, trial.cuts, gaps, rows)
+        self._trial.took(seconds)
+        self._trial = trial
+        return tokens
 
     def result(self) -> tuple[Array, ...]:
         self._device.finish(self._program)
-        self._lanes.took(self._program.seconds)
+        self._trial.took(self._program.seconds)
         return tuple(self._program.trimmed(result) for result in self._results)

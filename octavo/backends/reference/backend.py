@@ -5,6 +5,7 @@ matrix product is computed by a product of its own, so that the row contract hol
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -111,3 +112,9 @@ class ReferenceGraph:
             raise ValueError("nothing was started")
         batch, self._batch = self._batch, None
         return self._forward(batch)
+
+    def go_on(self, batch: Batch, gaps: Sequence[int], rows: Sequence[int]) -> list[int]:
+        tokens: list[int] = self.result()[0].tolist()
+        batch.input_ids[list(gaps)] = [max(tokens[row], 0) for row in rows]
+        self.start(batch)
+        return tokens
