@@ -8,10 +8,11 @@ other.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.backends.base import Array, Backend
+from octavo.backends.base import Array, Backend, LogitBias, Penalties
 from octavo.sampling.candidates import CandidateFinder, CandidateRow
 from octavo.sampling.logit_bias import bias_of
 from octavo.sampling.penalties import penalties_of
@@ -26,6 +27,28 @@ INVALID_TOKEN = -1
 at all. The sequence should end with finish reason "error"."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """Draws to make in one call: ``Ops.sample`` says what the arrays are, one entry for each row."""
+
+    rows: Sequence[SampleRow]
+    logits_rows: list[int]
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    min_p: np.ndarray
+    seeds: np.ndarray
+    positions: np.ndarray
+    allowed: Array | None
+    bias: LogitBias | None
+    penalties: Penalties | None
+
+    @property
+    def are_argmax(self) -> bool:
+        plain = self.allowed is None and self.bias is None and self.penalties is None
+        return plain and all(row.params.greedy for row in self.rows)
+
+
 class Sampler:
     """``eos_token_ids`` are the model's, for ``min_tokens``."""
 
@@ -35,10 +58,27 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
         self._candidates = CandidateFinder(backend, vocab_size, eos_token_ids)
 
-    def __call__(self, logits: Array, rows: Sequence[SampleRow]) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """One token for each of ``rows``, drawn from float32[R, V] ``logits``, and its log-probabilities where asked for."""
-        tokens = self._draw(logits, rows) if rows else []
-        return tokens, self._logprobs(logits, rows, tokens)
+    def prepare(self, rows: Sequence[SampleRow]) -> Draws:
+        """What can be done before the logits are there. Raises ``ValueError`` for a row that lacks what its parameters need."""
+        params = [row.params for row in rows]
+        return Draws(
+            rows=rows,
+            logits_rows=[row.logits_row for row in rows],
+            temperature=np.array([p.temperature for p in params], np.float32),
+            top_k=np.array([p.top_k for p in params], np.int32),
+            top_p=np.array([p.top_p for p in params], np.float32),
+            min_p=np.array([p.min_p for p in params], np.float32),
+            seeds=np.array([row.seed for row in rows], np.uint64),
+            positions=np.array([row.position for row in rows], np.int64),
+            allowed=self.allowed([row.token_mask for row in rows], [self.impossible(row) for row in rows]),
+            bias=bias_of(self._backend, rows),
+            penalties=penalties_of(self._backend, rows),
+        )
+
+    def __call__(self, logits: Array, draws: Draws) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """One token for each row, drawn from float32[R, V] ``logits``, and its log-probabilities where asked for."""
+        tokens = self._draw(logits, draws) if draws.rows else []
+        return tokens, self._logprobs(logits, draws.rows, tokens)
 
     def argmax(self, logits: Array) -> list[int]:
         """What every row of float32[R, V] gives under parameters that are ``plain_greedy``, without a ``SampleRow``."""
@@ -74,25 +114,22 @@ class Sampler:
         """Rows from which a token can be drawn."""
         return [token >= 0 for token in self.argmax(logits)]
 
-    def _draw(self, logits: Array, rows: Sequence[SampleRow]) -> list[int]:
-        params = [row.params for row in rows]
-        allowed = self.allowed([row.token_mask for row in rows], [self.impossible(row) for row in rows])
-        bias, penalties = bias_of(self._backend, rows), penalties_of(self._backend, rows)
-        if allowed is None and bias is None and penalties is None and all(p.greedy for p in params):
+    def _draw(self, logits: Array, draws: Draws) -> list[int]:
+        if draws.are_argmax:
             # Branches that share a row of logits share its one argmax.
             best = self.argmax(logits)
-            return [best[row.logits_row] for row in rows]
+            return [best[row] for row in draws.logits_rows]
         drawn = self._backend.ops.sample(
-            self._select(logits, [row.logits_row for row in rows]),
-            temperature=np.array([p.temperature for p in params], np.float32),
-            top_k=np.array([p.top_k for p in params], np.int32),
-            top_p=np.array([p.top_p for p in params], np.float32),
-            min_p=np.array([p.min_p for p in params], np.float32),
-            seeds=np.array([row.seed for row in rows], np.uint64),
-            positions=np.array([row.position for row in rows], np.int64),
-            allowed=allowed,
-            bias=bias,
-            penalties=penalties,
+            self._select(logits, draws.logits_rows),
+            temperature=draws.temperature,
+            top_k=draws.top_k,
+            top_p=draws.top_p,
+            min_p=draws.min_p,
+            seeds=draws.seeds,
+            positions=draws.positions,
+            allowed=draws.allowed,
+            bias=draws.bias,
+            penalties=draws.penalties,
         )
         tokens: list[int] = self._on_host(drawn).tolist()
         return tokens

@@ -15,7 +15,7 @@ import numpy as np
 
 from octavo.backends.base import Array, Backend, Batch, BatchCapacity, Graph, KVCache
 from octavo.models import Model
-from octavo.sampling.sampler import INVALID_TOKEN, CandidateRow, Sampler, SampleRow
+from octavo.sampling.sampler import INVALID_TOKEN, CandidateRow, Draws, Sampler, SampleRow
 from octavo.sampling.verify import draft_rows, num_accepted
 from octavo.sampling_params import SamplingParams
 from octavo.step import (
@@ -46,7 +46,7 @@ class Work:
     batch: Batch | None = None
     greedy: bool = False
     one_each: bool = False
-    draws: list[SampleRow] = field(default_factory=list)
+    draws: Draws | None = None
     candidates: list[CandidateRow] = field(default_factory=list)
     every_row: bool = False
     graph: Graph | None = None
@@ -128,7 +128,8 @@ class ModelRunner:
             batch.allowed = self._allowed(plan)
             work.one_each = all(len(seq.sample_rows) == 1 and not seq.num_drafts for seq in plan.sequences)
         else:
-            work.draws, work.candidates = _wanted(plan, arrays.first_rows)
+            rows, work.candidates = _wanted(plan, arrays.first_rows)
+            work.draws = self._sampler.prepare(rows)
         work.every_row = any(seq.prompt_targets is not None for seq in plan.sequences)
         graph = self._greedy_graph if work.greedy else self._graph
         if graph and self._capacity and self._capacity.admits(batch) and not work.every_row:
@@ -208,13 +209,13 @@ class ModelRunner:
         computed = time.perf_counter()
         self._pass("sample", plan)
         logprobs = candidates = None
-        if work.one_each:
-            token_ids = self._likeliest_of_each(plan, self._backend.to_host(last).tolist() if likeliest is None else likeliest)
-        elif work.greedy:
-            token_ids = self._likeliest(plan, last, arrays.first_rows)
-        else:
+        if work.draws is not None:
             token_ids, logprobs = self._sample(plan, last, work.draws)
             candidates = self._candidates(plan, last, work.candidates)
+        elif work.one_each:
+            token_ids = self._likeliest_of_each(plan, self._backend.to_host(last).tolist() if likeliest is None else likeliest)
+        else:
+            token_ids = self._likeliest(plan, last, arrays.first_rows)
         prompt_logprobs = None if hidden is None else self._prompt_logprobs(plan, hidden, arrays.query_start)
         return ModelOutput(
             step_id=plan.step_id,
@@ -264,7 +265,7 @@ class ModelRunner:
         return self._model.likeliest(hidden, batch.allowed) if greedy else self._model.logits(hidden)
 
     def _sample(
-        self, plan: SchedulerOutput, logits: Array, draws: list[SampleRow]
+        self, plan: SchedulerOutput, logits: Array, draws: Draws
     ) -> tuple[list[list[int]], list[list[TokenLogprobs] | None] | None]:
         drawn, drawn_logprobs = self._sampler(logits, draws)
         tokens: list[list[int]] = []

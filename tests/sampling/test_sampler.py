@@ -1,5 +1,6 @@
 """The sampler against a plain oracle, alone and in any company: no row's draw or log-probabilities depend on the others."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from octavo.sampling.penalties import penalties_of
 from octavo.sampling.sampler import INVALID_TOKEN, Sampler, SampleRow
 from octavo.sampling.verify import draft_rows, num_accepted
 from octavo.sampling_params import ParameterError, SamplingParams
+from octavo.step import TokenLogprobs
 from tests.sampling.oracle import expected_token
 
 VOCAB = 50
@@ -29,6 +31,10 @@ def backend_named(name: str) -> Any:
 
 def sampler(name: str = "reference") -> Sampler:
     return Sampler(backend_named(name), VOCAB, EOS)
+
+
+def draw_rows(sampler: Sampler, logits: Any, rows: Sequence[SampleRow]) -> tuple[list[int], list[TokenLogprobs | None]]:
+    return sampler(logits, sampler.prepare(rows))
 
 
 def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> np.ndarray:
@@ -106,11 +112,11 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[SampleRow]]:
 def test_every_draw_is_the_oracles_in_any_company(backend: str, batch: tuple[np.ndarray, list[SampleRow]]) -> None:
     logits, rows = batch
     before = logits.copy()
-    tokens, logprobs = sampler(backend)(logits, rows)
+    tokens, logprobs = draw_rows(sampler(backend), logits, rows)
     assert np.array_equal(logits, before, equal_nan=True), "the model's logits stay raw"
     assert tokens == [expected_token(backend_named(backend), logits, row, EOS) for row in rows]
     for row, token, entry in zip(rows, tokens, logprobs, strict=True):
-        alone_tokens, alone_logprobs = sampler(backend)(logits, [row])
+        alone_tokens, alone_logprobs = draw_rows(sampler(backend), logits, [row])
         assert ([token], [entry]) == (alone_tokens, alone_logprobs)
         assert (entry is not None) == (row.num_logprobs is not None and token != INVALID_TOKEN)
 
@@ -119,7 +125,7 @@ def test_log_probabilities_are_of_the_raw_logits() -> None:
     logits = random_logits(3)
     options: dict[str, Any] = {"logit_bias": {4: 50.0}, "temperature": 0.5, "num_logprobs": 3}
     rows = [a_row(i, seed=i, **options) for i in range(3)] + [a_row(1, temperature=0.0, num_logprobs=0)]
-    tokens, entries = sampler()(logits, rows)
+    tokens, entries = draw_rows(sampler(), logits, rows)
     assert tokens[:3] == [4, 4, 4]
     for row, token, entry in zip(rows, tokens, entries, strict=True):
         raw = logits[row.logits_row].astype(np.float64)
@@ -160,7 +166,7 @@ def test_greedy_without_features_is_one_argmax_and_nothing_else() -> None:
     backend: Any = type("Backend", (), {"ops": ops})()
     logits = random_logits(6)
     rows = [a_row(i, temperature=0.0) for i in range(6)] + [a_row(2, temperature=0.0)] * 3
-    tokens, logprobs = Sampler(backend, VOCAB, EOS)(logits, rows)
+    tokens, logprobs = draw_rows(Sampler(backend, VOCAB, EOS), logits, rows)
     assert tokens == [*np.argmax(logits, axis=1), *[np.argmax(logits[2])] * 3]
     assert logprobs == [None] * 9
     assert ops.calls == 1
@@ -202,16 +208,16 @@ def test_a_step_asks_for_no_more_than_its_rows_do() -> None:
         ({"presence_penalty": 0.5}, {"penalties"}),
     ]
     for options, asked in cases:
-        Sampler(backend, VOCAB, EOS)(random_logits(6), [*plain, a_row(5, history=history, **options)])
+        draw_rows(Sampler(backend, VOCAB, EOS), random_logits(6), [*plain, a_row(5, history=history, **options)])
         assert seen.pop() == asked, options
 
 
 def test_branches_draw_from_one_row_with_their_own_seeds() -> None:
     logits = np.zeros((2, VOCAB), np.float32)
-    tokens, _ = sampler()(logits, [a_row(1, seed=s) for s in range(64)])
+    tokens, _ = draw_rows(sampler(), logits, [a_row(1, seed=s) for s in range(64)])
     assert len(set(tokens)) > 20
-    assert tokens == [sampler()(logits, [a_row(1, seed=s)])[0][0] for s in range(64)]
-    greedy, _ = sampler()(random_logits(1), [a_row(0, seed=s, temperature=0.0) for s in range(4)])
+    assert tokens == [draw_rows(sampler(), logits, [a_row(1, seed=s)])[0][0] for s in range(64)]
+    greedy, _ = draw_rows(sampler(), random_logits(1), [a_row(0, seed=s, temperature=0.0) for s in range(4)])
     assert len(set(greedy)) == 1
 
 
@@ -221,7 +227,7 @@ def test_draws_follow_the_distribution(options: dict[str, Any]) -> None:
     vocab, count = 12, 20_000
     logits = random_logits(1, seed=3, vocab=vocab) / 2
     rows = [a_row(0, seed=s, position=s % 7, **options) for s in range(count)]
-    tokens, _ = Sampler(BACKEND, vocab, EOS)(logits, rows)
+    tokens, _ = draw_rows(Sampler(BACKEND, vocab, EOS), logits, rows)
     shaped = logits[0].astype(np.float64)
     for token, bias in options.get("logit_bias", {}).items():
         shaped[token] += bias
@@ -240,7 +246,7 @@ def test_min_tokens_keeps_every_end_away_until_enough() -> None:
     logits = np.zeros((1, VOCAB), np.float32)
     logits[0, [1, 2, 8]] = [30, 20, 10]
     options: dict[str, Any] = {"temperature": 0.0, "min_tokens": 3, "stop_token_ids": [8, VOCAB + 5]}
-    drawn = [sampler()(logits, [a_row(num_output_tokens=n, **options)])[0][0] for n in range(5)]
+    drawn = [draw_rows(sampler(), logits, [a_row(num_output_tokens=n, **options)])[0][0] for n in range(5)]
     assert drawn == [0, 0, 0, 1, 1]
 
 
@@ -250,7 +256,7 @@ def test_bad_words_ban_the_last_token_only_after_the_others() -> None:
 
     def drawn(history: list[int], *banned: tuple[int, ...]) -> int:
         row = a_row(temperature=0.0, history=np.array(history, np.int32), prompt_len=1, bad_words_token_ids=banned)
-        return sampler()(logits, [row])[0][0]
+        return draw_rows(sampler(), logits, [row])[0][0]
 
     assert drawn([4], (5,)) == 0
     assert drawn([3, 4], (3, 4, 5)) == 0
@@ -284,7 +290,9 @@ def test_lists_of_token_ids_hold_each_once() -> None:
 def test_a_row_without_any_token_left_is_invalid_alone() -> None:
     logits = random_logits(2)
     impossible = a_row(0, token_mask=np.array([0b10], np.uint8), min_tokens=2, num_logprobs=2)
-    tokens, logprobs = sampler()(logits, [a_row(1, temperature=0.0), impossible, a_row(0, temperature=0.0, num_logprobs=1)])
+    tokens, logprobs = draw_rows(
+        sampler(), logits, [a_row(1, temperature=0.0), impossible, a_row(0, temperature=0.0, num_logprobs=1)]
+    )
     assert tokens[1] == INVALID_TOKEN
     assert logprobs[1] is None
     assert tokens[0] == int(logits[1].argmax())
@@ -294,7 +302,7 @@ def test_a_row_without_any_token_left_is_invalid_alone() -> None:
 
 def test_missing_history_is_an_error_of_the_plan() -> None:
     with pytest.raises(ValueError, match="tokens before the draw"):
-        sampler()(random_logits(1), [a_row(repetition_penalty=1.2)])
+        draw_rows(sampler(), random_logits(1), [a_row(repetition_penalty=1.2)])
 
 
 @settings(max_examples=150)
@@ -321,14 +329,14 @@ def test_drafts_are_verified_to_what_decoding_without_them_gives(
     history, plain, plain_logprobs = list(prompt), [], []
     for i in range(k + 1):
         row = replace(first, logits_row=0, position=3 + i, num_output_tokens=i, history=np.array(history, np.int32))
-        (token,), (entry,) = sampler()(model(history), [row])
+        (token,), (entry,) = draw_rows(sampler(), model(history), [row])
         plain.append(token)
         plain_logprobs.append(entry)
         history.append(max(token, 0))
     drafts = [data.draw(st.sampled_from([token, token, token, 9])) for token in plain[:k]]
     drafts = [max(draft, 0) for draft in drafts]
     logits = np.concatenate([random_logits(2), *[model([*prompt, *drafts[:i]]) for i in range(k + 1)]])
-    tokens, logprobs = sampler()(logits, draft_rows(first, drafts))
+    tokens, logprobs = draw_rows(sampler(), logits, draft_rows(first, drafts))
     count = num_accepted(drafts, tokens)
     tokens, logprobs = tokens[:count], logprobs[:count]
     wrong = next((i for i in range(k) if drafts[i] != plain[i]), k)
