@@ -77,7 +77,7 @@ std::pair<std::vector<int32_t>, double> Device::go_on(Program& program, nb::hand
     std::vector<int32_t> values, wanted;
     double seconds = 0;
     run([&] {
-        if (program.has_failed()) return;
+        program.rethrow();
         values.assign(found.ints(), found.ints() + size.now());
         seconds = program.seconds();
         for (const int64_t row : rows) {
@@ -88,8 +88,7 @@ std::pair<std::vector<int32_t>, double> Device::go_on(Program& program, nb::hand
         program.fill(gaps, wanted);
         pool_.start([this, &program] { program.run(pool_); });
     });
-    if (program.has_failed()) running_.reset();
-    program.rethrow();
+    running_ = nb::find(program);
     return {std::move(values), seconds};
 }
 

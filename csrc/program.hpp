@@ -89,7 +89,6 @@ public:
     // where its rows are cut into lanes, as often in each; nothing: they are not.
     void load(const std::vector<Array>& inputs, const Cuts& cuts);
     void run(ThreadPool& pool);
-    bool has_failed() const { return failure_ != nullptr; }
     // Throws what went wrong in the last run, once.
     void rethrow();
     // Writes into the first input, as it was loaded last: what is negative as 0. Throws std::invalid_argument for a place outside.
