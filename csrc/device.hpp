@@ -147,6 +147,8 @@ private:
         int32_t* ints() const { return reinterpret_cast<int32_t*>(data); }
     };
 
+    // Those that a program is to be started with. Throws std::invalid_argument where it cannot be.
+    std::vector<Array> inputs_of(const Program& program, const std::vector<nb::object>& inputs) const;
     // Arguments, as Arrays reads them. What a program being recorded refers to lives as long as the program.
     Array read(nb::handle object, const char* name, Type type, int ndim);
     Array write(nb::handle object, const char* name, Type type, int ndim);

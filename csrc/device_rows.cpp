@@ -48,10 +48,14 @@ void Device::begin_recording(Program& program) {
     program_ = &program;
 }
 
-void Device::start(Program& program, const std::vector<nb::object>& inputs, const Program::Cuts& cuts) {
+std::vector<Array> Device::inputs_of(const Program& program, const std::vector<nb::object>& inputs) const {
     check(program.is_of(arrays_), "the program is another device's");
     check(&program != program_, "the program is still being recorded");
-    const std::vector<Array> arrays = program.check_inputs(inputs);
+    return program.check_inputs(inputs);
+}
+
+void Device::start(Program& program, const std::vector<nb::object>& inputs, const Program::Cuts& cuts) {
+    const std::vector<Array> arrays = inputs_of(program, inputs);
     run([&] {
         program.load(arrays, cuts);
         pool_.start([this, &program] { program.run(pool_); });
@@ -68,10 +72,8 @@ void Device::finish(Program& program) {
 std::pair<std::vector<int32_t>, double> Device::go_on(Program& program, nb::handle result, const std::vector<nb::object>& inputs,
                                                       const Program::Cuts& cuts, const std::vector<int64_t>& gaps,
                                                       const std::vector<int64_t>& rows) {
-    check(program.is_of(arrays_), "the program is another device's");
-    check(&program != program_, "the program is still being recorded");
+    const std::vector<Array> arrays = inputs_of(program, inputs);
     check(gaps.size() == rows.size(), "go_on: there must be one row for each gap");
-    const std::vector<Array> arrays = program.check_inputs(inputs);
     const Array found = arrays_.read(result, "result", Type::int32, 1);
     const Size size = program.rows_of(found);
     std::vector<int32_t> values, wanted;

@@ -173,10 +173,9 @@ class ModelRunner:
         if work.graph:
             work.graph.start(batch)
 
-    def finish(self, work: Work, following: Work | None = None) -> ModelOutput:
+    def finish(self, work: Work, following: Work | None) -> ModelOutput:
         """The results of what was started. ``following`` is what comes next, which may begin as soon as they are there."""
-        if not work.started:  # whoever should have was interrupted
-            self.start(work)
+        self.start(work)  # whoever should have may have been interrupted
         if self._isolation is None or work.copies is None:  # copies are nobody's alone
             return self._finish(work, following)
         return self._isolation(work.plan, partial(self._finish, work, following))
